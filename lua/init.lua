@@ -1,0 +1,186 @@
+---init.lua: require "tmod".
+
+local B = require "tmod.ffi"
+local Tensor = require "tmod.tensor"
+local ops = require "tmod.ops"
+local autograd = require "tmod.autograd"
+local C, ffi = B.C, B.ffi
+
+local tm = { autograd = autograd, Tensor = Tensor, version = ffi.string(C.tm_version()), _VERSION = "tmod " .. ffi.string(C.tm_version()) }
+
+-- creation and functions of tensors ------------------------------------------------------------------------------
+
+---A tensor from nested tables, a number or a boolean; see Tensor.from_table.
+tm.tensor = Tensor.from_table
+for _, name in ipairs { "empty", "zeros", "ones", "full", "rand", "randn", "randint", "randperm", "arange", "linspace", "eye",
+  "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "from_blob", "is_tensor",
+  "set_default_dtype", "get_default_dtype", "set_default_device", "get_default_device" } do
+  tm[name] = Tensor[name]
+end
+tm.cat, tm.stack, tm.where = ops.cat, ops.stack, ops.where
+
+-- dtypes by name: tm.float32 is "float32"
+for _, name in ipairs(Tensor.DTYPES) do tm[name] = name end
+
+for _, name in ipairs { "no_grad", "enable_grad", "inference_mode", "set_grad_enabled", "is_grad_enabled" } do
+  tm[name] = autograd[name]
+end
+
+-- identity --------------------------------------------------------------------------------------------------------
+
+---Number of the handle: never changes and is never used twice.
+function tm.id(t) return tonumber(C.tm_tensor_id(B.ptr(t))) end
+---Number of the content: travels with swap_tensors.
+function tm.impl_id(t) return tonumber(C.tm_tensor_impl_id(B.ptr(t))) end
+
+---Exchanges the contents of two tensors, and with them the fields that people have put on their tables.
+function tm.swap_tensors(a, b)
+  B.check(C.tm_swap_tensors(B.ptr(a), B.ptr(b)))
+  local mine, theirs = {}, {}
+  for k, v in pairs(a) do if k ~= "_h" then mine[k] = v end end
+  for k, v in pairs(b) do if k ~= "_h" then theirs[k] = v end end
+  for k in pairs(mine) do rawset(a, k, nil) end
+  for k in pairs(theirs) do rawset(b, k, nil) end
+  for k, v in pairs(theirs) do rawset(a, k, v) end
+  for k, v in pairs(mine) do rawset(b, k, v) end
+end
+
+-- random numbers ---------------------------------------------------------------------------------------------------
+
+---@class Generator
+local Generator = {}
+Generator.__index = Generator
+Generator.__name = "Generator"
+
+local function generator_of(p) return setmetatable({ _p = p }, Generator) end
+tm.default_generator = generator_of(C.tm_generator_default())
+
+---A stream of random numbers of its own.
+function tm.Generator(seed)
+  local p = C.tm_generator_new(seed or 67280421310721)
+  if p == nil then B.raise() end
+  return generator_of(ffi.gc(p, C.tm_generator_free))
+end
+
+local function check_seed(seed)
+  if type(seed) ~= "number" or seed < 0 or seed ~= math.floor(seed) or seed > 2 ^ 53 then
+    B.fail("ValueError", "seed: expected a whole number from 0 to 2^53, got %s", tostring(seed))
+  end
+end
+
+function Generator:manual_seed(seed)
+  check_seed(seed)
+  C.tm_generator_seed(self._p, seed)
+  return self
+end
+function Generator:initial_seed() return C.tm_generator_initial_seed(self._p) end
+---State as a uint8 tensor, for checkpoints.
+function Generator:get_state() return B.wrap(C.tm_generator_state(self._p)) end
+function Generator:set_state(state) B.check(C.tm_generator_state_set(self._p, B.ptr(state))) end
+---One number of [0, 1).
+function Generator:uniform() return C.tm_generator_uniform(self._p) end
+
+---Seeds the default generator.
+function tm.manual_seed(seed) return tm.default_generator:manual_seed(seed) end
+
+-- memory and threads ------------------------------------------------------------------------------------------------
+
+local info = ffi.new "tm_memory_info"
+
+---Bytes in use, at the peak, waiting in the cache; the limit; allocations and how many the cache answered.
+function tm.memory_stats(device)
+  B.check(C.tm_memory_stats(B.device(device or "cpu"), info))
+  return { in_use = info.in_use, peak = info.peak, cached = info.cached, limit = info.limit, allocations = info.allocations,
+    cache_hits = info.cache_hits }
+end
+function tm.reset_peak_memory(device) C.tm_memory_peak_reset(B.device(device or "cpu")) end
+---Bytes that tensors may use at most; 0 or nil: as many as there are.
+function tm.set_memory_limit(bytes, device) C.tm_memory_limit(B.device(device or "cpu"), bytes or 0) end
+---Gives cached blocks back to the system.
+function tm.empty_cache() C.tm_empty_cache() end
+---Collects what Lua dropped, and frees its memory, now.
+tm.collect = B.collect_now
+
+---Tensors, storages and graph nodes alive in the process.
+function tm.live()
+  return { tensors = tonumber(C.tm_live_tensors()), storages = tonumber(C.tm_live_storages()), nodes = tonumber(C.tm_live_nodes()) }
+end
+
+function tm.get_num_threads() return C.tm_num_threads() end
+function tm.set_num_threads(n)
+  if type(n) ~= "number" or n < 1 or n ~= math.floor(n) then
+    B.fail("ValueError", "set_num_threads: expected a positive whole number, got %s", tostring(n))
+  end
+  C.tm_num_threads_set(n)
+end
+
+local scope_depth = 0
+
+---Moves a tensor out of every scope: it lives until Lua drops it.
+function tm.keep(t)
+  if scope_depth > 0 then B.check(C.tm_handles_keep(B.handles, t._h, 0)) end
+  return t
+end
+
+local dead = ffi.new "int32_t[1]"
+
+---Releases what was made at this depth, but for tensors among the results.
+local function finish_scope(ok, ...)
+  local depth, n = scope_depth, select("#", ...)
+  scope_depth = depth - 1
+  C.tm_handles_scope(B.handles, scope_depth)
+  for i = 1, ok and n or 0 do
+    local v = select(i, ...)
+    if B.is_tensor(v) then
+      C.tm_handles_keep(B.handles, v._h, scope_depth)
+    elseif type(v) == "table" then
+      for _, t in pairs(v) do
+        if B.is_tensor(t) then C.tm_handles_keep(B.handles, t._h, scope_depth) end
+      end
+    end
+  end
+  local used = C.tm_handles_used(B.handles)
+  for slot = 1, C.tm_handles_end(B.handles) - 1 do
+    if used[slot] == depth + 1 then
+      B.reg[slot] = nil
+      dead[0] = slot
+      C.tm_handles_sweep(B.handles, dead, 1)
+    end
+  end
+  if not ok then error((...), 0) end
+  return ...
+end
+
+---Runs fn(...) and then frees at once every tensor that it made, but for those it returns (in a table, too), tensors
+---passed to tm.keep, and gradients, which belong to their leaves. For loops that want no garbage at all.
+function tm.scope(fn, ...)
+  B.check(C.tm_handles_scope(B.handles, scope_depth + 1))
+  scope_depth = scope_depth + 1
+  return finish_scope(pcall(fn, ...))
+end
+
+---True if the JIT compiles a hot loop here; what it says when something is slow.
+function tm.doctor()
+  local jit_on = jit.status()
+  return { jit = jit_on, luajit = jit.version, capability = ffi.string(C.tm_cpu_capability()), threads = C.tm_num_threads(),
+    gc64 = ffi.abi "gc64" }
+end
+
+-- modules that load when first asked for ----------------------------------------------------------------------------
+
+local later = { nn = "tmod.nn", optim = "tmod.optim", data = "tmod.data", ops = "tmod.ops" }
+
+return setmetatable(tm, { __index = function(t, name)
+  local v
+  if later[name] then
+    v = require(later[name])
+  elseif name == "save" or name == "load" then
+    v = require "tmod.checkpoint"[name]
+  else -- every visible operator is a function too: tm.exp(x)
+    v = Tensor[name]
+    if v == nil and ops.rows[name] and not ops.rows[name].hidden then v = ops.find(name) end
+    if type(v) ~= "function" then return nil end
+  end
+  rawset(t, name, v)
+  return v
+end })
