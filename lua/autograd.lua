@@ -473,16 +473,21 @@ function autograd.gradcheck(fn, inputs, opts)
     if t.dtype ~= "float64" then return report("input %d is %s; central differences need float64", i, t.dtype) end
   end
   local outs = outputs_of(fn, inputs)
+  -- All gradients first: nudging an input is an in-place change, which the graph would refuse.
+  local gradients = {} -- [o][k][i]: of element k of output o for input i
   for o, y in ipairs(outs) do
     local n = y:numel()
-    local analytic = {} -- [k][i]: gradient of output element k
+    gradients[o] = {}
     for k = 1, n do
       local seed = Tensor.zeros({ n }, { dtype = y.dtype })
       seed[k] = 1
-      analytic[k] = y.requires_grad and autograd.grad(y, wanted, { grad_outputs = seed:view(y:size()), retain_graph = true, allow_unused = true }) or {}
+      gradients[o][k] = y.requires_grad and autograd.grad(y, wanted, { grad_outputs = seed:view(y:size()), retain_graph = true, allow_unused = true }) or {}
     end
+  end
+  for o, y in ipairs(outs) do
+    local n, analytic = y:numel(), gradients[o]
     for i, x in ipairs(wanted) do
-      -- A dense copy of the input's place is nudged through its own strides, so views are checked too.
+      -- Nudged through its own strides, so views are checked too.
       local flat, count = x:detach(), x:numel()
       local sizes = x:size()
       for e = 1, count do

@@ -4,6 +4,7 @@ local B = require "tmod.ffi"
 local Tensor = require "tmod.tensor"
 local ops = require "tmod.ops"
 local autograd = require "tmod.autograd"
+local OrderedDict = require "tmod.ordered"
 local C, ffi = B.C, B.ffi
 
 local tm = { autograd = autograd, Tensor = Tensor, version = ffi.string(C.tm_version()), _VERSION = "tmod " .. ffi.string(C.tm_version()) }
@@ -134,7 +135,7 @@ local function finish_scope(ok, ...)
     if B.is_tensor(v) then
       C.tm_handles_keep(B.handles, v._h, scope_depth)
     elseif type(v) == "table" then
-      for _, t in pairs(v) do
+      for _, t in (OrderedDict.is(v) and OrderedDict.pairs or pairs)(v) do
         if B.is_tensor(t) then C.tm_handles_keep(B.handles, t._h, scope_depth) end
       end
     end

@@ -50,6 +50,7 @@ struct tm_node {
   uint8_t freed;            /* saved values are gone */
   uint8_t poisoned;         /* accumulator of a content that was swapped away */
   int nin, nout, nsaved;
+  size_t bytes;             /* of the block */
   union {
     int64_t seq;            /* order of creation: later nodes run first */
     tm_node *next;          /* of those about to be freed */
@@ -60,15 +61,16 @@ struct tm_node {
   char *where;              /* anomaly mode: file and line of the forward call */
   tm_edge *edge;            /* [nin] */
   tm_inmeta *xm;            /* [nin] */
-  tm_inmeta ym[TM_MAXOUT];  /* results; of a custom node the first few */
-  tm_inmeta *ymore;         /* custom nodes with more results: [nout] */
-  saved *saved;             /* op: [nin] inputs (t NULL: not saved), then [nout] results; custom: [nsaved] */
+  tm_inmeta *ym;            /* [nout] results */
+  tm_layout *layout;        /* views: of input 0; window: of its base */
+  saved *saved;             /* op that saves: [nin] inputs (t NULL: not saved), then [nout] results; custom: [nsaved] */
   double *a;                /* op: arguments */
   int64_t **list;
   hook *hooks;
   tm_tensor *leaf;          /* accumulator: retained */
   tm_node *inner;           /* window: the in-place operator, whose input 0 is the window */
   tm_inmeta window;         /* window: the view that was changed; its base is xm[0] */
+  tm_layout window_layout;
 };
 
 static int64_t live_nodes, sequence, hook_ids;
@@ -111,21 +113,26 @@ const char *tm_node_name(const tm_node *n) {
   }
 }
 
-static tm_node *node_new(int kind, int nin, int nout, int nsaved, int na) {
-  size_t bytes = sizeof(tm_node) + (size_t)nin * (sizeof(tm_edge) + sizeof(tm_inmeta)) + (size_t)nsaved * sizeof(saved) + (size_t)na * (sizeof(double) + sizeof(void *));
-  tm_node *n = tm_host_alloc(bytes);
+/* One block: the node and its arrays. A window node has its window, others end before it. */
+static tm_node *node_new(int kind, int nin, int nout, int nsaved, int na, bool layout) {
+  size_t head = kind == NODE_WINDOW ? sizeof(tm_node) : offsetof(tm_node, window);
+  size_t bytes = head + (size_t)nin * (sizeof(tm_edge) + sizeof(tm_inmeta)) + (size_t)nout * sizeof(tm_inmeta) +
+                 (size_t)nsaved * sizeof(saved) + (size_t)na * (sizeof(double) + sizeof(void *)) + layout * sizeof(tm_layout);
+  tm_node *n = tm_pool_alloc(bytes);
   if (!n) return NULL;
-  memset(n, 0, offsetof(tm_node, ym));
-  memset((char *)n + offsetof(tm_node, ymore), 0, offsetof(tm_node, window) - offsetof(tm_node, ymore));
-  char *p = (char *)(n + 1);
+  memset(n, 0, offsetof(tm_node, window));
+  char *p = (char *)n + head;
   n->refs = 1;
   n->kind = (int8_t)kind;
+  n->bytes = bytes;
   n->nin = nin, n->nout = nout, n->nsaved = nsaved;
   n->edge = (tm_edge *)p, p += (size_t)nin * sizeof(tm_edge);
   n->xm = (tm_inmeta *)p, p += (size_t)nin * sizeof(tm_inmeta);
+  n->ym = (tm_inmeta *)p, p += (size_t)nout * sizeof(tm_inmeta);
   n->saved = (saved *)p, p += (size_t)nsaved * sizeof(saved);
   n->a = (double *)p, p += (size_t)na * sizeof(double);
-  n->list = (int64_t **)p;
+  n->list = (int64_t **)p, p += (size_t)na * sizeof(void *);
+  n->layout = layout ? (tm_layout *)p : NULL;
   memset(n->edge, 0, (size_t)nin * sizeof(tm_edge));
   memset(n->saved, 0, (size_t)nsaved * sizeof(saved));
   if (na) n->list[na - 1] = NULL;
@@ -172,9 +179,8 @@ static void node_free(tm_node *n) {
   if (n->kind == NODE_OP) tm_host_free(n->list[n->op->na]); /* the numbers of all lists */
   tm_host_free(n->name);
   tm_host_free(n->where);
-  tm_host_free(n->ymore);
   tm_tally(&live_nodes, -1);
-  tm_host_free(n);
+  tm_pool_free(n, n->bytes);
 }
 
 static void node_release(tm_node *n) {
@@ -191,15 +197,15 @@ static void node_release(tm_node *n) {
   draining = false;
 }
 
-static void meta_of(tm_inmeta *m, const tm_tensor *t, bool strides) {
+static void meta_of(tm_inmeta *m, const tm_tensor *t) {
   m->ndim = t->c.ndim, m->dtype = t->c.dtype, m->device = t->c.device;
   for (int i = 0; i < t->c.ndim; i++) m->size[i] = t->c.size[i];
-  if (!strides) return;
-  for (int i = 0; i < t->c.ndim; i++) m->stride[i] = t->c.stride[i];
-  m->offset = t->c.offset;
 }
 
-static tm_inmeta *out_meta(tm_node *n, int k) { return n->ymore ? &n->ymore[k] : &n->ym[k]; }
+static void layout_of(tm_layout *l, const tm_tensor *t) {
+  for (int i = 0; i < t->c.ndim; i++) l->stride[i] = t->c.stride[i];
+  l->offset = t->c.offset;
+}
 
 /* -- views and history --------------------------------------------------------------------------------------- */
 
@@ -250,7 +256,7 @@ static int refresh(tm_tensor *t) {
     if (e.node) {
       const tm_op *op = &tm_ops[TM_OPC_as_strided];
       int64_t *numbers = tm_host_alloc(2 * TM_MAXDIM * sizeof *numbers);
-      fn = numbers ? node_new(NODE_OP, 1, 1, 2, op->na + 1) : NULL;
+      fn = numbers ? node_new(NODE_OP, 1, 1, 0, op->na + 1, true) : NULL;
       if (!fn) {
         tm_host_free(numbers);
         node_release(e.node);
@@ -258,10 +264,11 @@ static int refresh(tm_tensor *t) {
       }
       fn->op = op;
       fn->edge[0] = e;
-      fn->xm[0] = (tm_inmeta){.ndim = (int8_t)vb->ndim, .dtype = t->c.dtype, .device = t->c.device, .offset = vb->offset};
+      fn->xm[0] = (tm_inmeta){.ndim = (int8_t)vb->ndim, .dtype = t->c.dtype, .device = t->c.device};
       memcpy(fn->xm[0].size, vb->size, sizeof vb->size);
-      memcpy(fn->xm[0].stride, vb->stride, sizeof vb->stride);
-      meta_of(&fn->ym[0], t, false);
+      memcpy(fn->layout->stride, vb->stride, sizeof vb->stride);
+      fn->layout->offset = vb->offset;
+      meta_of(&fn->ym[0], t);
       memcpy(numbers, t->c.size, sizeof t->c.size);
       memcpy(numbers + TM_MAXDIM, t->c.stride, sizeof t->c.stride);
       fn->a[0] = fn->a[1] = t->c.ndim;
@@ -295,10 +302,10 @@ static tm_node *accumulator(tm_tensor *leaf) {
   tm_node *n = leaf->c.acc;
   if (n) {
     node_retain(n);
-  } else if ((n = node_new(NODE_ACC, 0, 1, 0, 0))) {
+  } else if ((n = node_new(NODE_ACC, 0, 1, 0, 0, false))) {
     n->leaf = leaf;
     tm_tensor_retain(leaf);
-    meta_of(&n->ym[0], leaf, false);
+    meta_of(&n->ym[0], leaf);
     n->seq = INT64_MAX; /* leaves first: a gradient is freed as soon as it has been added */
     leaf->c.acc = n;
   }
@@ -385,14 +392,27 @@ static int copy_lists(tm_node *n, const tm_call *c) {
 static int need_of(const tm_op *op, int i) { return op->need[TM_MIN(i, op->nt)]; } /* a list shares one entry */
 static bool needed(int need, const tm_op *op, int i) { return need >> TM_MIN(i, op->nt) & 1; }
 
+int tm_keep_before(tm_call *c) {
+  int need = 0;
+  for (int i = 0; i < c->nin; i++)
+    if (c->in[i] && tm_tensor_requires_grad(c->in[i])) need |= need_of(c->op, i);
+  if (!needed(need, c->op, 0)) return TM_OK;
+  tm_tensor *x = c->in[0];
+  c->before = tm_tensor_empty(x->c.ndim, x->c.size, NULL, x->c.dtype, x->c.device);
+  if (!c->before || (TM_KIND(x->c.device) == TM_CPU && tm_tensor_copy_data(c->before, x) != TM_OK)) return tm_last_code();
+  return TM_OK;
+}
+
 static tm_node *node_of_call(const tm_call *c) {
   const tm_op *op = c->op;
-  tm_node *n = node_new(NODE_OP, c->nin, c->nout, c->nin + c->nout, op->na + 1);
+  bool view = op->flags & TM_OP_VIEW;
+  tm_node *n = node_new(NODE_OP, c->nin, c->nout, *op->saves ? c->nin + c->nout : 0, op->na + 1, view);
   if (!n) return NULL;
   n->op = op;
+  if (view) layout_of(n->layout, c->in[0]);
   int need = 0;
   for (int i = 0; i < c->nin; i++) {
-    if (c->in[i]) meta_of(&n->xm[i], c->in[i], op->flags & TM_OP_VIEW);
+    if (c->in[i]) meta_of(&n->xm[i], c->in[i]);
     else n->xm[i].ndim = -1;
     if (edge_of(c->in[i], &n->edge[i]) != TM_OK) goto fail;
     if (n->edge[i].node) need |= need_of(op, i);
@@ -400,12 +420,16 @@ static tm_node *node_of_call(const tm_call *c) {
   if (copy_lists(n, c) != TM_OK) goto fail;
   for (int i = 0; i < c->nin; i++) {
     if (!c->in[i] || !needed(need, op, i)) continue;
-    /* The kernel of an in-place call has changed its target already: what was saved is the value before. */
+    if (i == 0 && c->before) {
+      if (save_input(n, 0, c->before, c->before->c.storage->version) != TM_OK) goto fail;
+      continue;
+    }
+    /* The kernel of an in-place call has changed what shares the target's storage: backward will refuse it. */
     bool changed = c->inplace && c->in[i]->c.storage == c->out[0]->c.storage;
     if (save_input(n, i, c->in[i], c->in[i]->c.storage->version - changed) != TM_OK) goto fail;
   }
   for (int k = 0; k < c->nout; k++) {
-    meta_of(&n->ym[k], c->out[k], false);
+    meta_of(&n->ym[k], c->out[k]);
     if (!(need >> (8 + k) & 1)) continue;
     tm_tensor *s = tm_tensor_alias(c->out[k]); /* without fn: it would hold its own node */
     if (!s) goto fail;
@@ -438,7 +462,7 @@ static void set_history(tm_tensor *t, tm_node *n, int k) {
 /* An in-place operator on a view: the base's new history is its old one with a window replaced. */
 static int record_window(tm_tensor *view, tm_node *inner) {
   tm_viewbase *vb = view->c.vb;
-  tm_node *n = node_new(NODE_WINDOW, inner->nin, 1, 0, 0);
+  tm_node *n = node_new(NODE_WINDOW, inner->nin, 1, 0, 0, true);
   if (!n) {
     node_release(inner);
     return TM_EMEM;
@@ -451,11 +475,13 @@ static int record_window(tm_tensor *view, tm_node *inner) {
     n->edge[i] = inner->edge[i];
     if (n->edge[i].node) node_retain(n->edge[i].node);
   }
-  n->xm[0] = (tm_inmeta){.ndim = (int8_t)vb->ndim, .dtype = view->c.dtype, .device = view->c.device, .offset = vb->offset};
+  n->xm[0] = (tm_inmeta){.ndim = (int8_t)vb->ndim, .dtype = view->c.dtype, .device = view->c.device};
   memcpy(n->xm[0].size, vb->size, sizeof vb->size);
-  memcpy(n->xm[0].stride, vb->stride, sizeof vb->stride);
+  memcpy(n->layout->stride, vb->stride, sizeof vb->stride);
+  n->layout->offset = vb->offset;
   n->ym[0] = n->xm[0];
-  meta_of(&n->window, view, true);
+  meta_of(&n->window, view);
+  layout_of(&n->window_layout, view);
   if (base_edge(vb, &n->edge[0]) != TM_OK) {
     node_release(n);
     return TM_EMEM;
@@ -711,13 +737,12 @@ int tm_hook_remove(tm_tensor *t, int64_t id) {
 
 int64_t tm_custom_record(const char *name, int nin, tm_tensor *const *in, int nout, tm_tensor *const *out, int nsave,
                          tm_tensor *const *save) {
-  tm_node *n = node_new(NODE_CUSTOM, nin, nout, nsave, 0);
+  tm_node *n = node_new(NODE_CUSTOM, nin, nout, nsave, 0, false);
   if (!n) return 0;
   if (!(n->name = tm_host_alloc(strlen(name) + 1))) goto fail;
   strcpy(n->name, name);
-  if (nout > TM_MAXOUT && !(n->ymore = tm_host_alloc((size_t)nout * sizeof *n->ymore))) goto fail;
   for (int i = 0; i < nin; i++) {
-    if (in[i]) meta_of(&n->xm[i], in[i], false);
+    if (in[i]) meta_of(&n->xm[i], in[i]);
     else n->xm[i].ndim = -1;
     if (edge_of(in[i], &n->edge[i]) != TM_OK) goto fail;
   }
@@ -735,7 +760,7 @@ int64_t tm_custom_record(const char *name, int nin, tm_tensor *const *in, int no
   }
   for (int k = 0; k < nout; k++) {
     if (!out[k] || !tm_is_float(out[k]->c.dtype)) continue;
-    meta_of(out_meta(n, k), out[k], false);
+    meta_of(&n->ym[k], out[k]);
     node_retain(n);
     set_history(out[k], n, k);
   }
@@ -1128,7 +1153,7 @@ static int freed_error(const tm_node *n) {
 static int apply_op(tm_vjp *v, tm_node *n, tm_tensor **dy, tm_tensor **room) {
   v->node = n, v->nin = n->nin, v->nout = n->nout;
   v->dy = dy, v->x = room, v->y = room + n->nin, v->dx = v->y + n->nout;
-  v->xm = n->xm, v->a = n->a, v->list = (const int64_t *const *)n->list;
+  v->xm = n->xm, v->layout = n->layout, v->a = n->a, v->list = (const int64_t *const *)n->list;
   for (int i = 0; i < n->nin; i++) v->x[i] = v->dx[i] = NULL;
   for (int k = 0; k < n->nout; k++) v->y[k] = NULL;
   for (int i = 0; i < n->nsaved; i++) {
@@ -1147,9 +1172,8 @@ static int apply_op(tm_vjp *v, tm_node *n, tm_tensor **dy, tm_tensor **room) {
 /* The base's gradient is that outside the window, and inside what the in-place operator passes on. */
 static int apply_window(tm_vjp *v, tm_node *n, tm_tensor **dy, tm_tensor **room, uint8_t *want) {
   const tm_inmeta *b = &n->xm[0], *w = &n->window;
-  const int64_t *list[5] = {b->stride, w->size, w->stride};
-  double nd = b->ndim, aw[3] = {w->ndim, w->ndim, (double)(w->offset - b->offset)};
-  const int64_t *lw[3] = {w->size, w->stride};
+  const int64_t *list[5] = {n->layout->stride, w->size, n->window_layout.stride}, *const *lw = list + 1;
+  double nd = b->ndim, offset = (double)(n->window_layout.offset - n->layout->offset), aw[3] = {w->ndim, w->ndim, offset};
   v->node = n;
   tm_tensor *laid = v_run(v, TM_OPC_restride, 1, &dy[0], &nd, list);
   tm_tensor *part = v_run(v, TM_OPC_as_strided, 1, &laid, aw, lw), *inner_dy[TM_MAXOUT] = {part};
@@ -1163,7 +1187,7 @@ static int apply_window(tm_vjp *v, tm_node *n, tm_tensor **dy, tm_tensor **room,
   if (keep) {
     tm_tensor *d0 = v->dx[0] ? fit(v, v->dx[0], &n->inner->xm[0], 0) : v_zeros(v, &n->inner->xm[0]);
     tm_tensor *in[2] = {dy[0], d0};
-    double a[5] = {b->ndim, w->ndim, w->ndim, (double)(w->offset - b->offset), 0};
+    double a[5] = {b->ndim, w->ndim, w->ndim, offset, 0};
     v->dx[0] = d0 ? v_run(v, TM_OPC_fill_strided, 2, in, a, list) : NULL;
   }
   return v->failed ? tm_last_code() : TM_OK;
@@ -1435,7 +1459,7 @@ int tm_engine_answer(tm_engine *e, int n, tm_tensor *const *result) {
     tm_tensor *g = n > 0 ? result[0] : NULL, **slot = &grads(x)[e->hook_out];
     e->hook = hook_after(e);
     if (!g || g == *slot) return TM_OK;
-    const tm_inmeta *m = out_meta(x->node, e->hook_out);
+    const tm_inmeta *m = &x->node->ym[e->hook_out];
     if (g->c.ndim != m->ndim || memcmp(g->c.size, m->size, (size_t)m->ndim * sizeof(int64_t)))
       return tm_fail(TM_ERUNTIME, "hook: returned %s, expected shape %s as the gradient has", tm_say(g), tm_shape_text(text, sizeof text, m->ndim, m->size));
     if (g->c.dtype != m->dtype) return tm_fail(TM_ERUNTIME, "hook: returned %s, expected dtype %s as the gradient has", tm_say(g), tm_dtype_name(m->dtype));

@@ -84,9 +84,12 @@ static void repeat(char *p, int64_t n, const void *value, int w) {
   uint64_t v = 0;
   memcpy(&v, value, (size_t)w);
   if (w == 1) memset(p, (int)v, (size_t)n);
-  else if (w == 2) for (int64_t i = 0; i < n; i++) ((uint16_t *)p)[i] = (uint16_t)v;
-  else if (w == 4) for (int64_t i = 0; i < n; i++) ((uint32_t *)p)[i] = (uint32_t)v;
-  else for (int64_t i = 0; i < n; i++) ((uint64_t *)p)[i] = v;
+  else if (w == 2)
+    for (int64_t i = 0; i < n; i++) ((uint16_t *)p)[i] = (uint16_t)v;
+  else if (w == 4)
+    for (int64_t i = 0; i < n; i++) ((uint32_t *)p)[i] = (uint32_t)v;
+  else
+    for (int64_t i = 0; i < n; i++) ((uint64_t *)p)[i] = v;
 }
 
 int tm_full_cpu(tm_call *c) {

@@ -125,14 +125,15 @@ static int prepare_inplace(tm_call *c, tm_tensor **moved) {
     return tm_fail(TM_ETYPE, "%s_: the result is %s and cannot be stored in x, %s", c->op->name, tm_dtype_name(c->o[0].dtype), tm_say(x));
   if (x->c.dtype == TM_BOOL && c->o[0].dtype != TM_BOOL)
     return tm_fail(TM_ETYPE, "%s_: the result is %s and cannot be stored in x, %s", c->op->name, tm_dtype_name(c->o[0].dtype), tm_say(x));
-  for (int i = 1; i < c->nin; i++)
+  /* Index kernels, which alone take more tensors, copy for themselves. */
+  for (int i = 1; i < TM_MIN(c->nin, TM_MAXIN); i++)
     if (c->in[i] && partial_overlap(x, c->in[i])) {
       tm_tensor *copy = tm_tensor_empty(c->in[i]->c.ndim, c->in[i]->c.size, NULL, c->in[i]->c.dtype, c->in[i]->c.device);
       if (!copy || tm_tensor_copy_data(copy, c->in[i]) != TM_OK) {
         tm_tensor_release(copy);
         return tm_last_code();
       }
-      moved[i < TM_MAXIN ? i : 0] = copy;
+      moved[i] = copy;
     }
   tm_tensor_retain(x);
   c->out[0] = x;
@@ -165,6 +166,7 @@ int tm_call_run(tm_call *c) {
   int code, record = 0;
   if (TM_UNLIKELY(tm_interrupted) && tm_interrupt_take()) return tm_fail(TM_EINTERRUPT, "%s: interrupted", op->name);
   if ((op->flags & TM_OP_VIEW) == 0) c->out[0] = NULL;
+  c->before = NULL;
   c->nout = 0;
   if ((code = op->infer(c)) != TM_OK) return code;
   if (op->flags & TM_OP_VIEW) {
@@ -177,6 +179,7 @@ int tm_call_run(tm_call *c) {
       c->nout = 0;
       goto done;
     }
+    if (record && (code = tm_keep_before(c)) != TM_OK) goto fail;
   } else {
     record = op->vjp && tm_wants_record(c);
     if ((code = make_results(c)) != TM_OK) goto fail;
@@ -198,6 +201,7 @@ fail:
   for (int k = 0; k < c->nout; k++) tm_tensor_release(c->out[k]);
   c->nout = 0;
 done:
+  tm_tensor_release(c->before);
   for (int i = 0; i < TM_MAXIN; i++) tm_tensor_release(moved[i]);
   return code;
 }
@@ -226,6 +230,7 @@ static int whole(const tm_op *op, int k, double v, int64_t *out) {
 /* A dim from Lua, 1..n or -n..-1, to 0-based; a 0-dim tensor has one dim for this purpose. */
 static int shift_dim(const tm_call *c, int k, double v, int extra, int *out) {
   const tm_tensor *x = c->nin > 0 ? c->in[0] : NULL;
+  for (int i = 1; i < c->nin && c->op->nt == 0 && x && x->c.ndim == 1 && x->c.numel == 0; i++) x = c->in[i]; /* cat passes over these */
   int n = TM_MAX((x ? x->c.ndim : 0) + extra, 1);
   int64_t d = 0;
   if (whole(c->op, k, v, &d) != TM_OK) return TM_ETYPE;

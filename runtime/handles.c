@@ -11,8 +11,9 @@ struct tm_handles {
   int32_t since, trigger;    /* tensors entered since the last sweep; sweep asked for beyond trigger */
 };
 
-/* Sweeping often is dear when many tensors live, seldom when few do and the garbage leaves the cache. */
-enum { SWEEP_MIN = 20000, SWEEP_PER_LIVE = 2 };
+/* Sweeping often is dear when many tensors live; seldom, and the garbage leaves the cache. With few alive a full
+** collection takes 50 us, 12 ns a tensor here; adding two numbers costs 0.17 us at 4,000 and 0.25 us at 20,000. */
+enum { SWEEP_MIN = 4000, SWEEP_PER_LIVE = 2 };
 
 static int tables;
 

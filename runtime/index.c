@@ -9,46 +9,54 @@ enum mode { READ, WRITE, ADD };
 
 typedef struct plan {
   int ndim, nindex, dtype;
-  char *x, *o;                        /* first elements */
-  int64_t size[TM_MAXDIM];            /* of o */
+  char *x, *o;             /* first elements */
+  int64_t size[TM_MAXDIM]; /* of o */
   int64_t so[TM_MAXDIM], sx[TM_MAXDIM];
-  const char *index[TM_MAXDIM];       /* [nindex] first position of each index tensor */
-  int itype[TM_MAXDIM];               /* TM_I64 or TM_I32 */
-  int64_t step[TM_MAXDIM];            /* elements of x from one position to the next */
-  int64_t si[TM_MAXDIM][TM_MAXDIM];   /* [index][dim] strides */
+  const char *index[TM_MAXDIM];     /* [nindex] first position of each index tensor */
+  int itype[TM_MAXDIM];             /* TM_I64 or TM_I32 */
+  int64_t step[TM_MAXDIM];          /* elements of x from one position to the next */
+  int64_t si[TM_MAXDIM][TM_MAXDIM]; /* [index][dim] strides */
 } plan;
 
 /* -- walking a plan ------------------------------------------------------------------------------------ */
 
 enum { CHUNK = 256 }; /* offsets computed at a time; they stay in the first-level cache */
 
-#define MOVE(T)                                                                                    \
-  if (m == READ) for (int k = 0; k < n; k++) ((T *)o)[k * so] = ((const T *)x)[off[k]];            \
-  else for (int k = 0; k < n; k++) ((T *)x)[off[k]] = ((const T *)o)[k * so];                      \
+#define MOVE(T) \
+  if (m == READ) \
+    for (int k = 0; k < n; k++) ((T *)o)[k * so] = ((const T *)x)[off[k]]; \
+  else \
+    for (int k = 0; k < n; k++) ((T *)x)[off[k]] = ((const T *)o)[k * so]; \
   return
-#define SUM(T) for (int k = 0; k < n; k++) ((T *)x)[off[k]] = (T)(((T *)x)[off[k]] + ((const T *)o)[k * so]); return
-#define SUM16(load, store)                                                                         \
+#define SUM(T) \
+  for (int k = 0; k < n; k++) ((T *)x)[off[k]] = (T)(((T *)x)[off[k]] + ((const T *)o)[k * so]); \
+  return
+#define SUM16(load, store) \
   for (int k = 0; k < n; k++) ((uint16_t *)x)[off[k]] = store(load(((uint16_t *)x)[off[k]]) + load(((const uint16_t *)o)[k * so])); \
   return
 
 /* n elements: o in steps of so, x at off[]. Bound by the cache misses of x. */
 static void apply(enum mode m, int dtype, int n, char *o, int64_t so, char *x, const int64_t *off) {
-  if (m != ADD) switch (tm_dtype_size(dtype)) {
+  if (m != ADD) {
+    switch (tm_dtype_size(dtype)) {
     case 1: MOVE(uint8_t);
     case 2: MOVE(uint16_t);
     case 4: MOVE(uint32_t);
     default: MOVE(uint64_t);
+    }
   }
   switch (dtype) {
-    case TM_F32: SUM(float);
-    case TM_F64: SUM(double);
-    case TM_F16: SUM16(tm_f16_to_f32, tm_f32_to_f16);
-    case TM_BF16: SUM16(tm_bf16_to_f32, tm_f32_to_bf16);
-    case TM_I8: case TM_U8: SUM(uint8_t); /* unsigned: wraps */
-    case TM_I16: SUM(uint16_t);
-    case TM_I32: SUM(uint32_t);
-    case TM_I64: SUM(uint64_t);
-    default: for (int k = 0; k < n; k++) ((uint8_t *)x)[off[k]] |= ((const uint8_t *)o)[k * so];
+  case TM_F32: SUM(float);
+  case TM_F64: SUM(double);
+  case TM_F16: SUM16(tm_f16_to_f32, tm_f32_to_f16);
+  case TM_BF16: SUM16(tm_bf16_to_f32, tm_f32_to_bf16);
+  case TM_I8:
+  case TM_U8: SUM(uint8_t); /* unsigned: wraps */
+  case TM_I16: SUM(uint16_t);
+  case TM_I32: SUM(uint32_t);
+  case TM_I64: SUM(uint64_t);
+  default:
+    for (int k = 0; k < n; k++) ((uint8_t *)x)[off[k]] |= ((const uint8_t *)o)[k * so];
   }
 }
 
@@ -57,8 +65,10 @@ TM_CLONES static bool apply_row(enum mode m, int dtype, int64_t n, char *o, char
   int64_t bytes = n * tm_dtype_size(dtype);
   if (m == READ) memcpy(o, x, (size_t)bytes);
   else if (m == WRITE) memcpy(x, o, (size_t)bytes);
-  else if (dtype == TM_F32) for (int64_t k = 0; k < n; k++) ((float *)x)[k] += ((const float *)o)[k];
-  else if (dtype == TM_F64) for (int64_t k = 0; k < n; k++) ((double *)x)[k] += ((const double *)o)[k];
+  else if (dtype == TM_F32)
+    for (int64_t k = 0; k < n; k++) ((float *)x)[k] += ((const float *)o)[k];
+  else if (dtype == TM_F64)
+    for (int64_t k = 0; k < n; k++) ((double *)x)[k] += ((const double *)o)[k];
   else return false;
   return true;
 }
@@ -71,9 +81,12 @@ static inline int64_t position(const plan *p, int i, int64_t at) {
 TM_CLONES static void add_positions(const char *index, int itype, int64_t s, int64_t step, int n, int64_t *off) {
   const int64_t *q = (const int64_t *)index;
   const int32_t *r = (const int32_t *)index;
-  if (itype == TM_I64 && s == 1 && step == 1) for (int k = 0; k < n; k++) off[k] += q[k] - 1; /* the only loop without products */
-  else if (itype == TM_I64) for (int k = 0; k < n; k++) off[k] += (q[k * s] - 1) * step;
-  else for (int k = 0; k < n; k++) off[k] += (r[k * s] - (int64_t)1) * step;
+  if (itype == TM_I64 && s == 1 && step == 1)
+    for (int k = 0; k < n; k++) off[k] += q[k] - 1; /* the only loop without products */
+  else if (itype == TM_I64)
+    for (int k = 0; k < n; k++) off[k] += (q[k * s] - 1) * step;
+  else
+    for (int k = 0; k < n; k++) off[k] += (r[k * s] - (int64_t)1) * step;
 }
 
 /* The innermost dim d; oo, ox, oi: where o, x and the index tensors stand (elements). */
@@ -179,8 +192,10 @@ enum { BLOCK = 16384 };
 /* 1 if one of `count` positions from `at` on is outside 1..n. */
 TM_CLONES static int outside(const void *data, int dtype, int64_t at, int64_t stride, int64_t count, int64_t n) {
   int wrong = 0;
-  if (dtype == TM_I64) for (int64_t k = 0; k < count; k++) wrong |= (uint64_t)((const int64_t *)data)[at + k * stride] - 1 >= (uint64_t)n;
-  else for (int64_t k = 0; k < count; k++) wrong |= (uint64_t)((const int32_t *)data)[at + k * stride] - 1 >= (uint64_t)n;
+  if (dtype == TM_I64)
+    for (int64_t k = 0; k < count; k++) wrong |= (uint64_t)((const int64_t *)data)[at + k * stride] - 1 >= (uint64_t)n;
+  else
+    for (int64_t k = 0; k < count; k++) wrong |= (uint64_t)((const int32_t *)data)[at + k * stride] - 1 >= (uint64_t)n;
   return wrong;
 }
 
@@ -212,7 +227,8 @@ static int check(const tm_call *c, const tm_tensor *t, int64_t n, int dim) {
   }
   for (int64_t i = 0; wrong && i < numel; i++)
     if (!tm_position(data, t->c.dtype, row_start(&p, i / cols) + i % cols * stride, n, &seen))
-      return tm_fail(TM_EINDEX, "%s: position %lld in dim %d of size %lld, expected 1 to %lld", c->op->name, (long long)seen, dim + 1, (long long)n, (long long)n);
+      return tm_fail(TM_EINDEX, "%s: position %lld in dim %d of size %lld, expected 1 to %lld", c->op->name, (long long)seen, dim + 1,
+                     (long long)n, (long long)n);
   return TM_OK;
 }
 
@@ -220,20 +236,23 @@ static int check(const tm_call *c, const tm_tensor *t, int64_t n, int dim) {
 
 static inline bool truth(const char *p, int dtype, int64_t i) {
   switch (dtype) {
-    case TM_F32: return ((const float *)p)[i] != 0;
-    case TM_F64: return ((const double *)p)[i] != 0;
-    case TM_F16: case TM_BF16: return (((const uint16_t *)p)[i] & 0x7fff) != 0;
-    case TM_I16: return ((const int16_t *)p)[i] != 0;
-    case TM_I32: return ((const int32_t *)p)[i] != 0;
-    case TM_I64: return ((const int64_t *)p)[i] != 0;
-    default: return p[i] != 0;
+  case TM_F32: return ((const float *)p)[i] != 0;
+  case TM_F64: return ((const double *)p)[i] != 0;
+  case TM_F16:
+  case TM_BF16: return (((const uint16_t *)p)[i] & 0x7fff) != 0;
+  case TM_I16: return ((const int16_t *)p)[i] != 0;
+  case TM_I32: return ((const int32_t *)p)[i] != 0;
+  case TM_I64: return ((const int64_t *)p)[i] != 0;
+  default: return p[i] != 0;
   }
 }
 
 TM_CLONES static int64_t count_range(const char *p, int dtype, int64_t from, int64_t to) {
   int64_t n = 0;
-  if (dtype == TM_BOOL) for (int64_t i = from; i < to; i++) n += p[i] != 0;
-  else for (int64_t i = from; i < to; i++) n += truth(p, dtype, i);
+  if (dtype == TM_BOOL)
+    for (int64_t i = from; i < to; i++) n += p[i] != 0;
+  else
+    for (int64_t i = from; i < to; i++) n += truth(p, dtype, i);
   return n;
 }
 
@@ -261,8 +280,10 @@ static int64_t list_positions(const tm_tensor *dense, int ndim, const int64_t *s
     for (int64_t b = numel * t / pieces; b < end; b += CHUNK) {
       int64_t hit[CHUNK], stop = TM_MIN(end, b + CHUNK);
       int n = 0; /* counted without a branch, which random data would mislead */
-      if (dtype == TM_BOOL) for (int64_t i = b; i < stop; i++) hit[n] = i, n += p[i] != 0;
-      else for (int64_t i = b; i < stop; i++) hit[n] = i, n += truth(p, dtype, i);
+      if (dtype == TM_BOOL)
+        for (int64_t i = b; i < stop; i++) hit[n] = i, n += p[i] != 0;
+      else
+        for (int64_t i = b; i < stop; i++) hit[n] = i, n += truth(p, dtype, i);
       for (int k = 0; k < n && r < room; k++) {
         int64_t rest = hit[k], *q = out + r++ * sr;
         for (int d = ndim - 1; d > 0; d--) {
@@ -313,15 +334,15 @@ int tm_nonzero_cpu(tm_call *c) {
 
 /* A dim of x, whole or read at the positions of a tensor that broadcasts with the others. */
 typedef struct axis {
-  int64_t size, stride;     /* of x */
+  int64_t size, stride; /* of x */
   bool indexed;
-  tm_tensor *at;            /* retained; NULL in a rule, which needs no data of masks */
+  tm_tensor *at; /* retained; NULL in a rule, which needs no data of masks */
   int ndim;
   int64_t shape[TM_MAXDIM]; /* of the positions */
 } axis;
 
 typedef struct geometry {
-  int naxis, ndim, nb, place;            /* place: result dim where the nb dims of the positions stand */
+  int naxis, ndim, nb, place; /* place: result dim where the nb dims of the positions stand */
   axis axis[TM_MAXDIM];
   int64_t size[TM_MAXDIM], b[TM_MAXDIM]; /* of the result; of the positions, broadcast */
 } geometry;
@@ -350,7 +371,8 @@ static int finish_geometry(const tm_call *c, geometry *g) {
   }
   g->place = indexed && last - first + 1 == indexed ? first : 0;
   g->ndim = g->nb + g->naxis - indexed;
-  if (g->ndim > TM_MAXDIM) return tm_fail(TM_ERUNTIME, "%s: the result would have %d dims, at most %d are possible", c->op->name, g->ndim, TM_MAXDIM);
+  if (g->ndim > TM_MAXDIM)
+    return tm_fail(TM_ERUNTIME, "%s: the result would have %d dims, at most %d are possible", c->op->name, g->ndim, TM_MAXDIM);
   for (int d = 0; d < g->nb; d++) g->b[d] = 1;
   for (int i = 0; i < g->naxis; i++)
     for (int d = 0; d < g->axis[i].ndim; d++) {
@@ -410,7 +432,8 @@ static void plan_o(plan *p, const tm_tensor *o) {
 
 static int index_dtype(const tm_call *c, const tm_tensor *t) {
   if (t->c.dtype == TM_I64 || t->c.dtype == TM_I32) return TM_OK;
-  return tm_fail(TM_EINDEX, "%s: index is %s, expected int64 or int32%s", c->op->name, tm_say(t), c->op->listarg ? " positions or a bool mask" : "");
+  return tm_fail(TM_EINDEX, "%s: index is %s, expected int64 or int32%s", c->op->name, tm_say(t),
+                 c->op->listarg ? " positions or a bool mask" : "");
 }
 
 static int same_device(const tm_call *c, const tm_tensor *t, const char *what) {
@@ -460,7 +483,8 @@ static int add_mask(const tm_call *c, geometry *g, const tm_tensor *x, int d, co
   int m = mask->c.ndim;
   bool fits = m > 0 && d + m <= x->c.ndim;
   for (int i = 0; fits && i < m; i++) fits = T_SIZE(mask, i) == T_SIZE(x, d + i);
-  if (!fits) return tm_fail(TM_EINDEX, "%s: mask %s does not fit the dims of x, %s, from dim %d on", c->op->name, tm_say(mask), tm_say(x), d + 1);
+  if (!fits)
+    return tm_fail(TM_EINDEX, "%s: mask %s does not fit the dims of x, %s, from dim %d on", c->op->name, tm_say(mask), tm_say(x), d + 1);
   int code = no_meta(c, mask);
   int64_t n = 0;
   if (!code) code = count_any(mask, &n);
@@ -672,8 +696,10 @@ int tm_infer_index_add(tm_call *c) {
   if (code) return code;
   bool fits = rank(s) == rank(x);
   for (int d = 0; fits && d < rank(x); d++) fits = size_at(s, d) == (d == dim ? index->c.numel : size_at(x, d));
-  return fits ? TM_OK : tm_fail(TM_ERUNTIME, "index_add: source is %s, index is %s, x is %s: expected the shape of x, but as long as index in dim %d",
-                                tm_say(s), tm_say(index), tm_say(x), dim + 1);
+  return fits ? TM_OK
+              : tm_fail(TM_ERUNTIME,
+                        "index_add: source is %s, index is %s, x is %s: expected the shape of x, but as long as index in dim %d", tm_say(s),
+                        tm_say(index), tm_say(x), dim + 1);
 }
 
 int tm_index_add_cpu(tm_call *c) {
@@ -724,13 +750,18 @@ static int grid_rule(tm_call *c, const tm_tensor *source) {
   if (!code) code = same_device(c, index, "index");
   if (!code && source) code = same_device(c, source, "source");
   if (code || index->c.numel == 0) return code;
-  bool one = !source || (source->c.ndim == 0 && c->op->ttype[2] == TM_ARG_OPERAND), fits = rank(index) == rank(x) && (one || rank(source) == rank(x));
+  bool one = !source || (source->c.ndim == 0 && c->op->ttype[2] == TM_ARG_OPERAND),
+       fits = rank(index) == rank(x) && (one || rank(source) == rank(x));
   for (int d = 0; fits && d < rank(x); d++)
     fits = (d == dim || size_at(index, d) <= size_at(x, d)) && (one || size_at(index, d) <= size_at(source, d));
   if (fits) return TM_OK;
-  if (one) return tm_fail(TM_ERUNTIME, "%s: index is %s, x is %s: expected as many dims, and no size larger than x's but in dim %d", c->op->name, tm_say(index), tm_say(x), dim + 1);
-  return tm_fail(TM_ERUNTIME, "%s: index is %s, x is %s, source is %s: expected as many dims, and no size of index larger than x's (but in dim %d) or source's",
-                 c->op->name, tm_say(index), tm_say(x), tm_say(source), dim + 1);
+  if (one)
+    return tm_fail(TM_ERUNTIME, "%s: index is %s, x is %s: expected as many dims, and no size larger than x's but in dim %d", c->op->name,
+                   tm_say(index), tm_say(x), dim + 1);
+  return tm_fail(
+      TM_ERUNTIME,
+      "%s: index is %s, x is %s, source is %s: expected as many dims, and no size of index larger than x's (but in dim %d) or source's",
+      c->op->name, tm_say(index), tm_say(x), tm_say(source), dim + 1);
 }
 
 static void plan_grid(plan *p, tm_tensor *x, int dim, tm_tensor *index, const tm_tensor *o) {

@@ -51,6 +51,8 @@ extern int tm_shared; /* 1 once a second handle table exists: counts and caches 
 void *tm_host_alloc(size_t bytes);
 void *tm_host_realloc(void *p, size_t bytes);
 void tm_host_free(void *p);
+void *tm_pool_alloc(size_t bytes);           /* small objects that come and go by the million */
+void tm_pool_free(void *p, size_t bytes);    /* the size asked for */
 
 static inline void tm_count_up(int *n) {
   if (TM_UNLIKELY(tm_shared)) __atomic_fetch_add(n, 1, __ATOMIC_RELAXED);
@@ -184,6 +186,7 @@ typedef struct tm_call {
   int na;
   int compute;               /* dtype that the shape rule chose for the arithmetic */
   int inplace;               /* out[0] is in[0] */
+  tm_tensor *before;         /* in place, and the gradient reads in[0]: its value before the kernel */
   tm_generator *generator;
 } tm_call;
 
@@ -289,12 +292,14 @@ void tm_philox(uint64_t seed, uint64_t block, uint32_t out[4]);
 
 typedef struct tm_edge { tm_node *node; int32_t out_nr; } tm_edge; /* node NULL: no gradient wanted */
 
-/* Shape of an input or result as the node remembers it; stride and offset for inputs of views only. */
+/* Shape of an input or result as the node remembers it; ndim -1: absent. */
 typedef struct tm_inmeta {
   int8_t ndim, dtype;
   int16_t device;
-  int64_t size[TM_MAXDIM], stride[TM_MAXDIM], offset;
+  int64_t size[TM_MAXDIM];
 } tm_inmeta;
+
+typedef struct tm_layout { int64_t stride[TM_MAXDIM], offset; } tm_layout;
 
 /* An operator's gradient: reads dy[], x[] (saved inputs), y[] (saved results), sets dx[]. Only inputs with
 ** want[i] need one. A dx of a broadcast shape or another dtype is reduced and converted by the engine. All
@@ -304,6 +309,7 @@ struct tm_vjp {
   int nin, nout;
   tm_tensor **dy, **x, **y, **dx;
   const tm_inmeta *xm;       /* shapes and dtypes of the inputs, saved or not */
+  const tm_layout *layout;   /* of input 0, for views; else NULL */
   const uint8_t *want;
   const double *a;
   const int64_t *const *list;
@@ -317,6 +323,7 @@ int tm_wants_record(const tm_call *c);             /* grad mode is on and an inp
 int tm_record(tm_call *c);                         /* makes the node of a finished call and ties the results to it */
 int tm_record_view(tm_call *c);                    /* the same for a view, and enters it with its base */
 int tm_check_inplace(tm_call *c, int *record);     /* may in[0] be changed, and is it recorded? */
+int tm_keep_before(tm_call *c);                    /* copies in[0] into c->before if its gradient needs the old value */
 
 /* Keeps `t` (a new reference) until the formula has been evaluated; returns it. */
 tm_tensor *v_keep(tm_vjp *v, tm_tensor *t);

@@ -14,7 +14,8 @@ static int common(tm_call *c) {
     if (t->c.device != x->c.device) {
       char first[16];
       snprintf(first, sizeof first, "%s", tm_device_name(x->c.device));
-      return tm_fail(TM_ERUNTIME, "%s: tensor 1 is on %s, tensor %d on %s, expected one device", c->op->name, first, i + 1, tm_device_name(t->c.device));
+      return tm_fail(TM_ERUNTIME, "%s: tensor 1 is on %s, tensor %d on %s, expected one device", c->op->name, first, i + 1,
+                     tm_device_name(t->c.device));
     }
     c->compute = i == 0 ? t->c.dtype : tm_dtype_promote(c->compute, t->c.dtype);
   }
@@ -31,7 +32,8 @@ int tm_infer_cat(tm_call *c) {
   tm_spec *o = &c->o[0];
   o->ndim = x->c.ndim;
   memcpy(o->size, x->c.size, (size_t)o->ndim * sizeof *o->size);
-  if (o->ndim == 0) return tm_fail(TM_ERUNTIME, "cat: tensor %d is %s, expected at least one dim (stack joins numbers)", first + 1, tm_say(x));
+  if (o->ndim == 0)
+    return tm_fail(TM_ERUNTIME, "cat: tensor %d is %s, expected at least one dim (stack joins numbers)", first + 1, tm_say(x));
   if (dim >= o->ndim) return tm_fail(TM_EINDEX, "cat: there is no dim %d in tensor %d, %s", dim + 1, first + 1, tm_say(x));
   o->size[dim] = 0;
   for (int i = first; i < c->nin; i++) {
@@ -39,8 +41,11 @@ int tm_infer_cat(tm_call *c) {
     if (passed_over(t->c.ndim, t->c.size)) continue;
     bool fits = t->c.ndim == o->ndim;
     for (int d = 0; fits && d < o->ndim; d++) fits = d == dim || T_SIZE(t, d) == o->size[d];
-    if (!fits) return tm_fail(TM_ERUNTIME, "cat: tensor %d is %s, tensor %d is %s: expected equal sizes but in dim %d", first + 1, tm_say(x), i + 1, tm_say(t), dim + 1);
-    if (__builtin_add_overflow(o->size[dim], T_SIZE(t, dim), &o->size[dim])) return tm_fail(TM_EVALUE, "cat: dim %d grows beyond 2^63", dim + 1);
+    if (!fits)
+      return tm_fail(TM_ERUNTIME, "cat: tensor %d is %s, tensor %d is %s: expected equal sizes but in dim %d", first + 1, tm_say(x), i + 1,
+                     tm_say(t), dim + 1);
+    if (__builtin_add_overflow(o->size[dim], T_SIZE(t, dim), &o->size[dim]))
+      return tm_fail(TM_EVALUE, "cat: dim %d grows beyond 2^63", dim + 1);
   }
   return TM_OK;
 }
@@ -63,7 +68,10 @@ int tm_infer_stack(tm_call *c) {
 
 /* -- kernel ------------------------------------------------------------------------------------------ */
 
-typedef struct run { const char *from; int64_t bytes; } run; /* of one input, per outer place; from NULL: copied apart */
+typedef struct run {
+  const char *from;
+  int64_t bytes;
+} run; /* of one input, per outer place; from NULL: copied apart */
 
 static inline void move(char *to, const char *from, int64_t n) {
   if (n == 4) memcpy(to, from, 4); /* one number: no call */

@@ -9,12 +9,17 @@ enum { NONE, MEAN, SUM };
 
 /* -- nll_loss ------------------------------------------------------------------------------------------------- */
 
-static int one_device(const tm_call *c) { /* a 0-dim CPU tensor may join */
-  for (int i = 1; i < c->nin; i++) {
-    const tm_tensor *a = c->in[0], *b = c->in[i];
-    if (b && b->c.device != a->c.device && !(b->c.ndim == 0 && b->c.device == TM_DEV_CPU) && !(a->c.ndim == 0 && a->c.device == TM_DEV_CPU))
+static bool joins(const tm_tensor *t) { return t && t->c.ndim == 0 && t->c.device == TM_DEV_CPU; } /* any device */
+
+static int one_device(const tm_call *c) {
+  int first = 0;
+  while (first + 1 < c->nin && joins(c->in[first])) first++;
+  const tm_tensor *a = c->in[first];
+  for (int i = first + 1; a && i < c->nin; i++) {
+    const tm_tensor *b = c->in[i];
+    if (b && b->c.device != a->c.device && !joins(b))
       return tm_fail(TM_ERUNTIME, "%s: %s is %s, but %s is on %s; expected one device", c->op->name, c->op->tname[i], tm_say(b),
-                     c->op->tname[0], tm_device_name(a->c.device));
+                     c->op->tname[first], tm_device_name(a->c.device));
   }
   return TM_OK;
 }
@@ -183,6 +188,7 @@ int tm_nll_loss_cpu(tm_call *c) {
 
 /* dx = -weight[target] * dy at the target's class (/ total for a mean), 0 elsewhere. */
 int tm_nll_loss_vjp(tm_vjp *v) {
+  if (!v->dy[0]) return TM_OK; /* the sum of the weights does not depend on x */
   tm_tensor *in[] = {v->dy[0], v->x[1], v->y[1], v->x[2]};
   const int64_t *list[] = {v->xm[0].size, NULL, NULL};
   v_set(v, 0, v_run(v, TM_OPC_nll_loss_backward, 4, in, (double[]){v->xm[0].ndim, v->a[0], v->a[1]}, list));
@@ -365,7 +371,7 @@ int tm_mse_loss_vjp(tm_vjp *v) {
     int i = x->ndim - ndim + d, j = t->ndim - ndim + d;
     n *= (double)(i < 0 || x->size[i] == 1 ? (j < 0 ? 1 : t->size[j]) : x->size[i]);
   }
-  tm_tensor *dx = v_mul(v, v_sub(v, v->x[0], v->x[1]), v_scale(v, v->dy[0], 2 / n));
+  tm_tensor *dx = v_mul(v, v_sub(v, v->x[0], v->x[1]), v_scale(v, v->dy[0], 2 / TM_MAX(n, 1)));
   v_set(v, 0, dx);
   if (v->want[1]) v_set(v, 1, v_neg(v, dx));
   return TM_OK;

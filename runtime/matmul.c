@@ -15,10 +15,11 @@ static int same_kind(tm_call *c, int first, const char *const *name) {
     const tm_tensor *b = c->in[i];
     if (!b || b == a) continue;
     if (b->c.device != a->c.device)
-      return tm_fail(TM_ERUNTIME, "%s: %s is on %s and %s on %s, expected one device", c->op->name, name[first], tm_device_name(a->c.device),
-                     name[i], tm_device_name(b->c.device));
+      return tm_fail(TM_ERUNTIME, "%s: %s is on %s and %s on %s, expected one device", c->op->name, name[first],
+                     tm_device_name(a->c.device), name[i], tm_device_name(b->c.device));
     if (b->c.dtype != a->c.dtype)
-      return tm_fail(TM_ERUNTIME, "%s: %s is %s and %s is %s, expected equal dtypes", c->op->name, name[first], tm_say(a), name[i], tm_say(b));
+      return tm_fail(TM_ERUNTIME, "%s: %s is %s and %s is %s, expected equal dtypes", c->op->name, name[first], tm_say(a), name[i],
+                     tm_say(b));
   }
   if (a->c.dtype == TM_BOOL) return tm_fail(TM_ENOTIMPL, "%s: not defined for bool", c->op->name);
   c->nout = 1;
@@ -33,20 +34,19 @@ int tm_infer_matmul(tm_call *c) {
   const tm_tensor *a = c->in[0], *b = c->in[1];
   int na = a->c.ndim, nb = b->c.ndim, code = same_kind(c, 0, name);
   if (code) return code;
-  if (!na || !nb)
-    return tm_fail(TM_ERUNTIME, "matmul: a is %s and b is %s, expected at least one dim of both", tm_say(a), tm_say(b));
+  if (!na || !nb) return tm_fail(TM_ERUNTIME, "matmul: a is %s and b is %s, expected at least one dim of both", tm_say(a), tm_say(b));
   int64_t k = T_SIZE(a, na - 1), kb = T_SIZE(b, nb == 1 ? 0 : nb - 2);
   if (k != kb)
-    return tm_fail(TM_ERUNTIME, "matmul: a is %s and b is %s: the last size of a is %lld, the %s of b is %lld, expected equal sizes", tm_say(a),
-                   tm_say(b), (long long)k, nb == 1 ? "size" : "last but one", (long long)kb);
+    return tm_fail(TM_ERUNTIME, "matmul: a is %s and b is %s: the last size of a is %lld, the %s of b is %lld, expected equal sizes",
+                   tm_say(a), tm_say(b), (long long)k, nb == 1 ? "size" : "last but one", (long long)kb);
   tm_spec *o = &c->o[0];
   int batch = TM_MAX(TM_MAX(na, nb) - 2, 0);
   for (int d = 0; d < batch; d++) {
     int ia = d + na - 2 - batch, ib = d + nb - 2 - batch;
     int64_t sa = ia < 0 ? 1 : T_SIZE(a, ia), sb = ib < 0 ? 1 : T_SIZE(b, ib);
     if (sa != sb && sa != 1 && sb != 1)
-      return tm_fail(TM_ERUNTIME, "matmul: a is %s and b is %s: sizes %lld and %lld of their dims %d and %d do not broadcast", tm_say(a), tm_say(b),
-                     (long long)sa, (long long)sb, ia + 1, ib + 1);
+      return tm_fail(TM_ERUNTIME, "matmul: a is %s and b is %s: sizes %lld and %lld of their dims %d and %d do not broadcast", tm_say(a),
+                     tm_say(b), (long long)sa, (long long)sb, ia + 1, ib + 1);
     o->size[d] = sa == 1 ? sb : sa;
   }
   o->ndim = batch;
@@ -63,18 +63,20 @@ int tm_infer_addmm(tm_call *c) {
   if (a->c.ndim != 2 || b->c.ndim != 2)
     return tm_fail(TM_ERUNTIME, "addmm: a is %s and b is %s, expected two dims of both", tm_say(a), tm_say(b));
   if (T_SIZE(a, 1) != T_SIZE(b, 0))
-    return tm_fail(TM_ERUNTIME, "addmm: a is %s and b is %s: the last size of a is %lld, the first of b is %lld, expected equal sizes", tm_say(a),
-                   tm_say(b), (long long)T_SIZE(a, 1), (long long)T_SIZE(b, 0));
+    return tm_fail(TM_ERUNTIME, "addmm: a is %s and b is %s: the last size of a is %lld, the first of b is %lld, expected equal sizes",
+                   tm_say(a), tm_say(b), (long long)T_SIZE(a, 1), (long long)T_SIZE(b, 0));
   tm_spec *o = &c->o[0];
   o->ndim = 2;
   o->size[0] = T_SIZE(a, 0), o->size[1] = T_SIZE(b, 1);
   bool fits = n <= 2;
   for (int i = 1; fits && i <= n; i++) fits = T_SIZE(bias, n - i) == 1 || T_SIZE(bias, n - i) == o->size[2 - i];
   if (!fits)
-    return tm_fail(TM_ERUNTIME, "addmm: bias is %s, which does not broadcast to (%lld, %lld)", tm_say(bias), (long long)o->size[0], (long long)o->size[1]);
+    return tm_fail(TM_ERUNTIME, "addmm: bias is %s, which does not broadcast to (%lld, %lld)", tm_say(bias), (long long)o->size[0],
+                   (long long)o->size[1]);
   for (int i = 0; i < 2 && !tm_is_float(c->compute); i++)
     if (c->a[i] != floor(c->a[i]))
-      return tm_fail(TM_ERUNTIME, "addmm: %s is %g, expected a whole number for %s", i ? "alpha" : "beta", c->a[i], tm_dtype_name(c->compute));
+      return tm_fail(TM_ERUNTIME, "addmm: %s is %g, expected a whole number for %s", i ? "alpha" : "beta", c->a[i],
+                     tm_dtype_name(c->compute));
   return TM_OK;
 }
 
@@ -86,10 +88,12 @@ int tm_infer_linear(tm_call *c) {
   if (!n || w->c.ndim != 2)
     return tm_fail(TM_ERUNTIME, "linear: x is %s and weight is %s, expected x (..., in) and weight (out, in)", tm_say(x), tm_say(w));
   if (T_SIZE(x, n - 1) != T_SIZE(w, 1))
-    return tm_fail(TM_ERUNTIME, "linear: x is %s and weight is %s: the last size of x is %lld, that of weight is %lld, expected equal sizes", tm_say(x),
+    return tm_fail(TM_ERUNTIME,
+                   "linear: x is %s and weight is %s: the last size of x is %lld, that of weight is %lld, expected equal sizes", tm_say(x),
                    tm_say(w), (long long)T_SIZE(x, n - 1), (long long)T_SIZE(w, 1));
   if (bias && (bias->c.ndim != 1 || T_SIZE(bias, 0) != T_SIZE(w, 0)))
-    return tm_fail(TM_ERUNTIME, "linear: bias is %s and weight is %s, expected bias (%lld,)", tm_say(bias), tm_say(w), (long long)T_SIZE(w, 0));
+    return tm_fail(TM_ERUNTIME, "linear: bias is %s and weight is %s, expected bias (%lld,)", tm_say(bias), tm_say(w),
+                   (long long)T_SIZE(w, 0));
   tm_spec *o = &c->o[0];
   o->ndim = n;
   for (int i = 0; i < n - 1; i++) o->size[i] = T_SIZE(x, i);
@@ -102,9 +106,9 @@ int tm_infer_linear(tm_call *c) {
 typedef enum form { PLAIN, ROW, COLUMN, TRANSPOSED } form; /* how a tensor is read as matrices; a vector is a ROW or COLUMN */
 
 typedef struct matrix {
-  tm_tensor *t, *copy;       /* copy: retained, when the tensor's own strides would not do */
+  tm_tensor *t, *copy; /* copy: retained, when the tensor's own strides would not do */
   int64_t rows, columns, rs, cs, ld;
-  int trans, batch;          /* batch: axes before the matrix's */
+  int trans, batch; /* batch: axes before the matrix's */
 } matrix;
 
 static void read_strides(matrix *x, const tm_tensor *t, form f) {
@@ -295,8 +299,8 @@ int tm_matmul_vjp(tm_vjp *v) {
     if (v->want[1]) v_set(v, 1, v_mul(v, dy, a));
     return TM_OK;
   }
-  if (nb == 1) dy = v_unsqueeze(v, dy, dy->c.ndim);                /* (..., m, 1) */
-  if (na == 1) dy = v_unsqueeze(v, dy, dy->c.ndim - 1);            /* (..., 1, n) */
+  if (nb == 1) dy = v_unsqueeze(v, dy, dy->c.ndim);     /* (..., m, 1) */
+  if (na == 1) dy = v_unsqueeze(v, dy, dy->c.ndim - 1); /* (..., 1, n) */
   if (!dy) return tm_last_code();
   n = dy->c.ndim;
   if (v->want[0] && b) {

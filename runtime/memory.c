@@ -19,10 +19,8 @@ enum {
   HOST_SHARE = 512           /* bytes of handle, storage and node that a small tensor costs beside its data */
 };
 
-typedef struct block { struct block *next; } block;
-
 static struct {
-  block *bin[NBIN];
+  struct block *bin[NBIN];
   tm_memory_info info;
   double since;              /* bytes allocated since the last collection */
   double budget;
@@ -57,6 +55,54 @@ void *tm_host_realloc(void *p, size_t bytes) {
 }
 
 void tm_host_free(void *p) { free(p); }
+
+/* -- small objects of known size: tensors, storages, nodes --
+** Made and dropped by the million, in the order of Lua's collector, which general allocators answer with
+** splitting and merging. A stack of free blocks for each size keeps what was freed last warm in the cache. */
+
+enum { POOL_STEP = 32, POOL_MAX = 1024, SLAB = 64 << 10 };
+
+typedef struct block { struct block *next; } block;
+
+static block *pool[POOL_MAX / POOL_STEP + 1];
+static pthread_mutex_t pool_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static block *slab(size_t bytes) {
+  char *p = malloc(SLAB);
+  if (!p) return NULL;
+  block *first = NULL;
+  for (size_t n = SLAB / bytes; n-- > 0;) {
+    block *b = (block *)(p + n * bytes);
+    b->next = first;
+    first = b;
+  }
+  return first;
+}
+
+void *tm_pool_alloc(size_t bytes) {
+  size_t k = (bytes + POOL_STEP - 1) / POOL_STEP;
+  if (!CACHING || bytes > POOL_MAX) return tm_host_alloc(bytes);
+  if (fails()) return tm_fail_null(TM_EMEM, "out of memory: %zu bytes of host memory for bookkeeping", bytes);
+  if (TM_UNLIKELY(tm_shared)) pthread_mutex_lock(&pool_mutex);
+  block *b = pool[k];
+  if (TM_UNLIKELY(!b)) b = slab(k * POOL_STEP);
+  if (b) pool[k] = b->next;
+  if (TM_UNLIKELY(tm_shared)) pthread_mutex_unlock(&pool_mutex);
+  return b ? b : tm_fail_null(TM_EMEM, "out of memory: %zu bytes of host memory for bookkeeping", bytes);
+}
+
+void tm_pool_free(void *p, size_t bytes) {
+  if (!p) return;
+  if (!CACHING || bytes > POOL_MAX) {
+    tm_host_free(p);
+    return;
+  }
+  size_t k = (bytes + POOL_STEP - 1) / POOL_STEP;
+  if (TM_UNLIKELY(tm_shared)) pthread_mutex_lock(&pool_mutex);
+  ((block *)p)->next = pool[k];
+  pool[k] = p;
+  if (TM_UNLIKELY(tm_shared)) pthread_mutex_unlock(&pool_mutex);
+}
 
 /* -- the cache -- */
 
@@ -171,36 +217,63 @@ void tm_empty_cache(void) {
 
 /* -- storages -- */
 
-static tm_storage *storage_new(int device, void *data, size_t bytes, size_t capacity) {
-  tm_storage *s = tm_host_alloc(sizeof *s);
+enum { SMALL = 64 }; /* bytes that lie in the same block as the storage's head: one allocation less */
+
+static tm_storage *storage_new(int device, size_t bytes, size_t inside) {
+  tm_storage *s = tm_pool_alloc(sizeof *s + inside);
   if (!s) return NULL;
-  *s = (tm_storage){.refs = 1, .device = device, .data = data, .bytes = bytes, .capacity = capacity};
+  *s = (tm_storage){.refs = 1, .device = device, .bytes = bytes};
   s->id = tm_tally(&storage_ids, 1);
   tm_tally(&live_storages, 1);
   return s;
 }
 
+static void storage_free(tm_storage *s, size_t inside) {
+  tm_tally(&live_storages, -1);
+  tm_pool_free(s, sizeof *s + inside);
+}
+
 tm_storage *tm_storage_new(int device, size_t bytes) {
-  void *data = NULL;
+  if (TM_KIND(device) != TM_CPU || bytes == 0) return storage_new(device, bytes, 0);
+  if (bytes <= SMALL && cpu.info.limit == 0) {
+    tm_storage *s = storage_new(device, bytes, SMALL);
+    if (!s) return NULL;
+    s->data = s + 1;
+    lock();
+    cpu.since += HOST_SHARE;
+    cpu.info.in_use += (double)bytes;
+    cpu.info.allocations++;
+    if (cpu.info.in_use > cpu.info.peak) cpu.info.peak = cpu.info.in_use;
+    unlock();
+    return s;
+  }
   size_t capacity = 0;
-  if (TM_KIND(device) == TM_CPU && bytes > 0 && !(data = cpu_alloc(bytes, &capacity))) return NULL;
-  tm_storage *s = storage_new(device, data, bytes, capacity);
+  void *data = cpu_alloc(bytes, &capacity);
+  tm_storage *s = data ? storage_new(device, bytes, 0) : NULL;
   if (!s && data) cpu_free(data, bytes, capacity);
+  if (s) s->data = data, s->capacity = capacity;
   return s;
 }
 
 tm_storage *tm_storage_foreign(int device, void *data, size_t bytes, void (*release)(void *), void *context) {
-  tm_storage *s = storage_new(device, data, bytes, 0);
-  if (s) s->release = release, s->context = context;
+  tm_storage *s = storage_new(device, bytes, 0);
+  if (s) s->data = data, s->release = release, s->context = context;
   return s;
 }
 
 void tm_storage_release(tm_storage *s) {
   if (!s || tm_count_down(&s->refs) > 0) return;
-  if (s->release) s->release(s->context);
-  else if (s->capacity) cpu_free(s->data, s->bytes, s->capacity);
-  tm_tally(&live_storages, -1);
-  tm_host_free(s);
+  bool inside = s->data == s + 1;
+  if (inside) {
+    lock();
+    cpu.info.in_use -= (double)s->bytes;
+    unlock();
+  } else if (s->release) {
+    s->release(s->context);
+  } else if (s->capacity) {
+    cpu_free(s->data, s->bytes, s->capacity);
+  }
+  storage_free(s, inside ? SMALL : 0);
 }
 
 int64_t tm_live_storages(void) { return live_storages; }

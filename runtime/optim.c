@@ -12,7 +12,7 @@ enum { MAX_LISTS = 5, BLOCK = 512 }; /* tensors per parameter; elements converte
 /* Lists in the order of the row: parameters, gradients, states. */
 static int count_lists(const tm_call *c) {
   if (c->op == &tm_ops[TM_OPC_sgd_step]) return 2 + (c->a[1] != 0); /* momentum */
-  return 4 + (c->a[6] != 0); /* amsgrad */
+  return 4 + (c->a[6] != 0);                                        /* amsgrad */
 }
 
 int tm_infer_optim_step(tm_call *c) {
@@ -20,7 +20,8 @@ int tm_infer_optim_step(tm_call *c) {
   int lists = count_lists(c), n = c->nin / lists;
   c->nout = 0;
   if (c->nin % lists)
-    return tm_fail(TM_EVALUE, "%s: got %d tensors, expected a multiple of %d: parameters, gradients and states in equal numbers", name, c->nin, lists);
+    return tm_fail(TM_EVALUE, "%s: got %d tensors, expected a multiple of %d: parameters, gradients and states in equal numbers", name,
+                   c->nin, lists);
   for (int i = 0; i < c->nin; i++) {
     const tm_tensor *p = c->in[i % n], *t = c->in[i];
     const char *what = i < n ? "parameter" : i < 2 * n ? "gradient" : "state";
@@ -31,10 +32,11 @@ int tm_infer_optim_step(tm_call *c) {
       return tm_fail(TM_ERUNTIME, "%s: %s %d is %s, but its parameter is %s", name, what, i % n + 1, tm_say(t), tm_say(p));
     if (!tm_is_float(p->c.dtype)) return tm_fail(TM_ETYPE, "%s: parameter %d is %s, expected a floating dtype", name, i + 1, tm_say(p));
     if (t->c.device != c->in[0]->c.device)
-      return tm_fail(TM_ERUNTIME, "%s: %s %d is on %s, expected %s", name, what, i % n + 1, tm_device_name(t->c.device), tm_device_name(c->in[0]->c.device));
+      return tm_fail(TM_ERUNTIME, "%s: %s %d is on %s, expected %s", name, what, i % n + 1, tm_device_name(t->c.device),
+                     tm_device_name(c->in[0]->c.device));
     if ((i < n || i >= 2 * n) && tm_overlap(t))
-      return tm_fail(TM_ERUNTIME, "%s: %s %d, %s, has several positions in one element (it was expanded) and cannot be changed in place", name, what,
-                     i % n + 1, tm_say(t));
+      return tm_fail(TM_ERUNTIME, "%s: %s %d, %s, has several positions in one element (it was expanded) and cannot be changed in place",
+                     name, what, i % n + 1, tm_say(t));
   }
   return TM_OK;
 }
@@ -50,50 +52,48 @@ typedef struct rule {
 typedef void (*update_fn)(const rule *r, int64_t n, void *const *t);
 
 /* The flags are constants in each copy of the loops, or they would not vectorise. */
-#define SGD(name, T)                                                                                                  \
-  static inline __attribute__((always_inline)) void name##_loop(const rule *r, int64_t n, T *restrict p,              \
-                                                                const T *restrict dp, T *restrict m, const bool first, \
-                                                                const bool nesterov) {                                \
-    const T lr = (T)r->lr, decay = (T)r->decay, momentum = (T)r->momentum, part = (T)(1 - r->dampening);              \
-    const T sign = r->maximize ? -1 : 1;                                                                              \
-    _Pragma("omp simd") for (int64_t i = 0; i < n; i++) {                                                             \
-      T g = decay != 0 ? sign * dp[i] + decay * p[i] : sign * dp[i]; /* an infinite parameter is left alone */        \
-      if (m) {                                                                                                        \
-        T b = first ? g : momentum * m[i] + part * g;                                                                 \
-        m[i] = b;                                                                                                     \
-        g = nesterov ? g + momentum * b : b;                                                                          \
-      }                                                                                                               \
-      p[i] -= lr * g;                                                                                                 \
-    }                                                                                                                 \
-  }                                                                                                                   \
-  TM_CLONES static void name(const rule *r, int64_t n, void *const *t) {                                              \
-    if (r->momentum == 0) name##_loop(r, n, t[0], t[1], NULL, false, false);                                          \
-    else if (r->first && r->nesterov) name##_loop(r, n, t[0], t[1], t[2], true, true);                                \
-    else if (r->first) name##_loop(r, n, t[0], t[1], t[2], true, false);                                              \
-    else if (r->nesterov) name##_loop(r, n, t[0], t[1], t[2], false, true);                                           \
-    else name##_loop(r, n, t[0], t[1], t[2], false, false);                                                           \
+#define SGD(name, T) \
+  static inline __attribute__((always_inline)) void name##_loop(const rule *r, int64_t n, T *restrict p, const T *restrict dp, \
+                                                                T *restrict m, const bool first, const bool nesterov) { \
+    const T lr = (T)r->lr, decay = (T)r->decay, momentum = (T)r->momentum, part = (T)(1 - r->dampening); \
+    const T sign = r->maximize ? -1 : 1; \
+    _Pragma("omp simd") for (int64_t i = 0; i < n; i++) { \
+      T g = decay != 0 ? sign * dp[i] + decay * p[i] : sign * dp[i]; /* an infinite parameter is left alone */ \
+      if (m) { \
+        T b = first ? g : momentum * m[i] + part * g; \
+        m[i] = b; \
+        g = nesterov ? g + momentum * b : b; \
+      } \
+      p[i] -= lr * g; \
+    } \
+  } \
+  TM_CLONES static void name(const rule *r, int64_t n, void *const *t) { \
+    if (r->momentum == 0) name##_loop(r, n, t[0], t[1], NULL, false, false); \
+    else if (r->first && r->nesterov) name##_loop(r, n, t[0], t[1], t[2], true, true); \
+    else if (r->first) name##_loop(r, n, t[0], t[1], t[2], true, false); \
+    else if (r->nesterov) name##_loop(r, n, t[0], t[1], t[2], false, true); \
+    else name##_loop(r, n, t[0], t[1], t[2], false, false); \
   }
 
 /* With decoupled decay the gradient is left alone and the parameter shrinks (AdamW). */
-#define ADAM(name, T, root)                                                                                           \
-  static inline __attribute__((always_inline)) void name##_loop(const rule *r, int64_t n, T *restrict p,              \
-                                                                const T *restrict dp, T *restrict m, T *restrict v,   \
-                                                                T *restrict top, const bool amsgrad) {                \
-    const T sign = r->maximize ? -1 : 1, decay = (T)(r->decoupled ? 0 : r->decay);                                    \
-    const T shrink = (T)(r->decoupled ? 1 - r->lr * r->decay : 1), beta2 = (T)r->beta2;                               \
-    const T rest1 = (T)(1 - r->beta1), rest2 = (T)(1 - r->beta2), eps = (T)r->eps;                                    \
-    const T step = (T)r->step_size, correction = (T)r->correction2;                                                   \
-    _Pragma("omp simd") for (int64_t i = 0; i < n; i++) {                                                             \
-      T g = decay != 0 ? sign * dp[i] + decay * p[i] : sign * dp[i]; /* an infinite parameter is left alone */        \
-      T mi = m[i] + rest1 * (g - m[i]), vi = beta2 * v[i] + rest2 * g * g, w = vi;                                    \
-      m[i] = mi, v[i] = vi;                                                                                           \
-      if (amsgrad) top[i] = w = top[i] >= vi ? top[i] : vi; /* NaN passes on */                                       \
-      p[i] = shrink * p[i] - step * mi / (root(w) * correction + eps);                                                \
-    }                                                                                                                 \
-  }                                                                                                                   \
-  TM_CLONES static void name(const rule *r, int64_t n, void *const *t) {                                              \
-    if (r->amsgrad) name##_loop(r, n, t[0], t[1], t[2], t[3], t[4], true);                                            \
-    else name##_loop(r, n, t[0], t[1], t[2], t[3], NULL, false);                                                      \
+#define ADAM(name, T, root) \
+  static inline __attribute__((always_inline)) void name##_loop(const rule *r, int64_t n, T *restrict p, const T *restrict dp, \
+                                                                T *restrict m, T *restrict v, T *restrict top, const bool amsgrad) { \
+    const T sign = r->maximize ? -1 : 1, decay = (T)(r->decoupled ? 0 : r->decay); \
+    const T shrink = (T)(r->decoupled ? 1 - r->lr * r->decay : 1), beta2 = (T)r->beta2; \
+    const T rest1 = (T)(1 - r->beta1), rest2 = (T)(1 - r->beta2), eps = (T)r->eps; \
+    const T step = (T)r->step_size, correction = (T)r->correction2; \
+    _Pragma("omp simd") for (int64_t i = 0; i < n; i++) { \
+      T g = decay != 0 ? sign * dp[i] + decay * p[i] : sign * dp[i]; /* an infinite parameter is left alone */ \
+      T mi = m[i] + rest1 * (g - m[i]), vi = beta2 * v[i] + rest2 * g * g, w = vi; \
+      m[i] = mi, v[i] = vi; \
+      if (amsgrad) top[i] = w = top[i] >= vi ? top[i] : vi; /* NaN passes on */ \
+      p[i] = shrink * p[i] - step * mi / (root(w) * correction + eps); \
+    } \
+  } \
+  TM_CLONES static void name(const rule *r, int64_t n, void *const *t) { \
+    if (r->amsgrad) name##_loop(r, n, t[0], t[1], t[2], t[3], t[4], true); \
+    else name##_loop(r, n, t[0], t[1], t[2], t[3], NULL, false); \
   }
 
 SGD(sgd_f32, float)
@@ -106,7 +106,7 @@ ADAM(adam_f64, double, sqrt)
 typedef struct update {
   const rule *r;
   int lists, n;
-  tm_tensor **in;            /* [lists * n] */
+  tm_tensor **in; /* [lists * n] */
   update_fn f32, f64;
 } update;
 
@@ -138,7 +138,8 @@ static void update_run(const update *u, tm_tensor *const *t, int64_t n, const in
     }
     f(u->r, part, use);
     for (int q = 0; q < u->lists; q++)
-      if (!direct[q] && q != 1) tm_convert(part, from[q] + i * stride[q] * tm_dtype_size(t[q]->c.dtype), t[q]->c.dtype, stride[q], use[q], compute, 1);
+      if (!direct[q] && q != 1)
+        tm_convert(part, from[q] + i * stride[q] * tm_dtype_size(t[q]->c.dtype), t[q]->c.dtype, stride[q], use[q], compute, 1);
   }
 }
 
@@ -214,13 +215,21 @@ static int update_all(tm_call *c, const rule *r, update_fn f32, update_fn f64) {
 
 int tm_sgd_step_cpu(tm_call *c) {
   const double *a = c->a; /* lr, momentum, dampening, weight_decay, nesterov, maximize, first */
-  rule r = {.lr = a[0], .momentum = a[1], .dampening = a[2], .decay = a[3], .nesterov = a[4] != 0, .maximize = a[5] != 0, .first = a[6] != 0};
+  rule r = {
+      .lr = a[0], .momentum = a[1], .dampening = a[2], .decay = a[3], .nesterov = a[4] != 0, .maximize = a[5] != 0, .first = a[6] != 0};
   return update_all(c, &r, sgd_f32, sgd_f64);
 }
 
 int tm_adam_step_cpu(tm_call *c) {
   const double *a = c->a; /* lr, beta1, beta2, eps, weight_decay, decoupled, amsgrad, maximize, step */
-  rule r = {.lr = a[0], .beta1 = a[1], .beta2 = a[2], .eps = a[3], .decay = a[4], .decoupled = a[5] != 0, .amsgrad = a[6] != 0, .maximize = a[7] != 0};
+  rule r = {.lr = a[0],
+            .beta1 = a[1],
+            .beta2 = a[2],
+            .eps = a[3],
+            .decay = a[4],
+            .decoupled = a[5] != 0,
+            .amsgrad = a[6] != 0,
+            .maximize = a[7] != 0};
   r.step_size = r.lr / (1 - pow(r.beta1, a[8]));
   r.correction2 = 1 / sqrt(1 - pow(r.beta2, a[8]));
   return update_all(c, &r, adam_f32, adam_f64);

@@ -568,8 +568,8 @@ int tm_pow_vjp(tm_vjp *v) {
     v_set(v, 0, v_mul(v, dy, v_mul(v, b, v_pow(v, a, v_where(v, flat, zero, v_shift(v, b, -1))))));
   }
   if (v->want[1]) {
-    tm_tensor *flat = v_mul(v, v_eq(v, a, zero), v_ge(v, b, zero));
-    v_set(v, 1, v_mul(v, dy, v_mul(v, v->y[0], v_log(v, v_where(v, flat, v_num(v, 1), a)))));
+    tm_tensor *flat = v_cast(v, v_mul(v, v_eq(v, a, zero), v_ge(v, b, zero)), v->y[0]->c.dtype); /* makes 0 a 1 below */
+    v_set(v, 1, v_mul(v, dy, v_mul(v, v->y[0], v_log(v, v_add(v, a, flat)))));
   }
   return TM_OK;
 }

@@ -97,15 +97,15 @@ TM_CLONES static void draws(uint64_t seed, uint64_t block, int n, uint32_t *out)
 }
 
 typedef struct job {
-  char *y;            /* result, contiguous */
-  const char *x;      /* operand, contiguous */
+  char *y;       /* result, contiguous */
+  const char *x; /* operand, contiguous */
   uint8_t *mask;
-  int dtype;          /* of y, and of x */
+  int dtype; /* of y, and of x */
   int64_t n;
   double a, b, top;
   int64_t low;
   uint64_t range;
-  int64_t bad;        /* an element that x forbids; -1: none */
+  int64_t bad; /* an element that x forbids; -1: none */
 } job;
 
 /* Writes elements e..e+n-1 from the numbers r; `n` is at most 4 * BLOCKS. */
@@ -216,7 +216,8 @@ static void normal32(job *j, int64_t e, int n, const uint32_t *r) {
   float z[4 * BLOCKS];
   normals(n, r, (float)j->a, (float)j->b, z);
   if (j->dtype == TM_F32) memcpy((float *)j->y + e, z, (size_t)n * 4);
-  else for (int i = 0; i < n; i++) store16(j->y, j->dtype, e + i, z[i]);
+  else
+    for (int i = 0; i < n; i++) store16(j->y, j->dtype, e + i, z[i]);
 }
 
 static void normal64(job *j, int64_t e, int n, const uint32_t *r) {
@@ -279,10 +280,12 @@ int tm_normal_cpu(tm_call *c) { return fill_any(c, normal); }
 /* -- whole numbers ----------------------------------------------------------------------------------- */
 
 /* Whole numbers from .. to are exact in the dtype. */
-static const struct { double from, to; } exact[TM_NDTYPE] = {
-  [TM_F32] = {-0x1p24, 0x1p24}, [TM_F64] = {-0x1p53, 0x1p53}, [TM_F16] = {-2048, 2048}, [TM_BF16] = {-256, 256},
-  [TM_I8] = {-128, 127}, [TM_I16] = {-32768, 32767}, [TM_I32] = {-0x1p31, 0x1p31 - 1}, [TM_I64] = {-0x1p53, 0x1p53},
-  [TM_U8] = {0, 255}, [TM_BOOL] = {0, 1},
+static const struct {
+  double from, to;
+} exact[TM_NDTYPE] = {
+    [TM_F32] = {-0x1p24, 0x1p24}, [TM_F64] = {-0x1p53, 0x1p53}, [TM_F16] = {-2048, 2048},         [TM_BF16] = {-256, 256},
+    [TM_I8] = {-128, 127},        [TM_I16] = {-32768, 32767},   [TM_I32] = {-0x1p31, 0x1p31 - 1}, [TM_I64] = {-0x1p53, 0x1p53},
+    [TM_U8] = {0, 255},           [TM_BOOL] = {0, 1},
 };
 
 int tm_infer_randint(tm_call *c) {
@@ -438,8 +441,13 @@ int tm_dropout_cpu(tm_call *c) {
   tm_tensor *x = tm_tensor_dense(c->in[0]), *y = c->out[0];
   if (!x) return tm_last_code();
   double p = c->a[0];
-  job j = {.y = tm_data(y), .x = tm_data(x), .mask = tm_data(c->out[1]), .dtype = x->c.dtype, .n = x->c.numel,
-           .a = p < 1 ? 1 / (1 - p) : 0, .range = (uint64_t)(p * 0x1p32)};
+  job j = {.y = tm_data(y),
+           .x = tm_data(x),
+           .mask = tm_data(c->out[1]),
+           .dtype = x->c.dtype,
+           .n = x->c.numel,
+           .a = p < 1 ? 1 / (1 - p) : 0,
+           .range = (uint64_t)(p * 0x1p32)};
   fill(c, &j, 1, j.dtype == TM_F32 && p < 1 ? drop32 : drop);
   tm_tensor_release(x);
   return TM_OK;

@@ -2,7 +2,6 @@
 **
 ** Files are hostile: a size that a header promises is compared with what the file can hold before memory is
 ** taken, and every complaint says where in the file it arose. zlib reads plain files as they are. */
-#define _GNU_SOURCE /* strtod_l */
 #include <errno.h>
 #include <fcntl.h>
 #include <locale.h>

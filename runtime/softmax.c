@@ -16,40 +16,38 @@ int tm_infer_softmax(tm_call *c) {
   return TM_OK;
 }
 
-enum { BLOCK = 1024, WIDTH = 64 }; /* elements of short rows that share one call of exp; columns side by side */
+enum { BLOCK = 1024, WIDTH = 128 }; /* elements of short rows that share one call of exp; columns side by side */
 
-/* Inner loops over contiguous memory. The order of additions is fixed by n alone. */
+/* Inlined into each clone of the functions that users of LOOPS call, so that a short row costs no calls. */
 #define LOOPS(T, S)                                                                       \
-  TM_CLONES static T max_##S(int64_t n, const T *x) {                                     \
+  static inline T max_##S(int64_t n, const T *x) {                                        \
     T m = -(T)INFINITY; /* passes over NaN: x - m is NaN there, and then the sum is */    \
     _Pragma("omp simd reduction(max:m)") for (int64_t i = 0; i < n; i++) m = x[i] > m ? x[i] : m; \
     return m;                                                                             \
   }                                                                                       \
-  TM_CLONES static void minus_##S(int64_t n, T *y, const T *x, T m) {                     \
+  static inline void minus_##S(int64_t n, T *y, const T *x, T m) {                        \
     _Pragma("omp simd") for (int64_t i = 0; i < n; i++) y[i] = x[i] - m;                  \
   }                                                                                       \
-  TM_CLONES static void over_##S(int64_t n, T *y, T sum) {                                \
-    _Pragma("omp simd") for (int64_t i = 0; i < n; i++) y[i] /= sum;                      \
-  }                                                                                       \
-  static double sum_##S(int64_t n, const T *x) { /* eight lanes, the same on every processor */ \
+  static inline double sum_##S(int64_t n, const T *x) { /* in float64 from each 512 on */ \
     double total = 0;                                                                     \
     for (int64_t j = 0; j < n; j += 512) {                                                \
-      int64_t e = TM_MIN(j + 512, n), i = j;                                              \
-      T s[8] = {0};                                                                       \
-      for (; i + 8 <= e; i += 8)                                                          \
-        _Pragma("omp simd") for (int k = 0; k < 8; k++) s[k] += x[i + k];                 \
-      for (int k = 0; i < e; i++, k++) s[k] += x[i];                                      \
-      total += ((double)s[0] + s[4]) + ((double)s[1] + s[5]) + (((double)s[2] + s[6]) + ((double)s[3] + s[7])); \
+      T s = 0;                                                                            \
+      int64_t e = TM_MIN(j + 512, n);                                                     \
+      _Pragma("omp simd reduction(+:s)") for (int64_t i = j; i < e; i++) s += x[i];       \
+      total += (double)s;                                                                 \
     }                                                                                     \
     return total;                                                                         \
   }                                                                                       \
   /* m short rows, or one of any length, contiguous. */                                   \
-  static void softmax_rows_##S(int64_t m, int64_t n, const T *x, T *y) {                  \
+  TM_CLONES static void softmax_rows_##S(int64_t m, int64_t n, const T *x, T *y) {        \
     for (int64_t i = 0; i < m; i++) minus_##S(n, y + i * n, x + i * n, max_##S(n, x + i * n)); \
     tm_vec_exp_##S(m * n, y, y);                                                          \
-    for (int64_t i = 0; i < m; i++) over_##S(n, y + i * n, (T)sum_##S(n, y + i * n));     \
+    for (int64_t i = 0; i < m; i++) {                                                     \
+      T *yi = y + i * n, sum = (T)sum_##S(n, yi);                                         \
+      _Pragma("omp simd") for (int64_t j = 0; j < n; j++) yi[j] /= sum;                   \
+    }                                                                                     \
   }                                                                                       \
-  static void log_softmax_rows_##S(int64_t m, int64_t n, const T *x, T *y) {              \
+  TM_CLONES static void log_softmax_rows_##S(int64_t m, int64_t n, const T *x, T *y) {    \
     T e[BLOCK];                                                                           \
     for (int64_t i = 0; i < m; i++) minus_##S(n, y + i * n, x + i * n, max_##S(n, x + i * n)); \
     if (n <= BLOCK) tm_vec_exp_##S(m * n, e, y);                                          \

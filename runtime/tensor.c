@@ -60,7 +60,7 @@ const char *tm_device_name(int device) {
 static int64_t live_tensors, ids, impl_ids;
 
 tm_tensor *tm_tensor_alloc(void) {
-  tm_tensor *t = tm_host_alloc(sizeof *t);
+  tm_tensor *t = tm_pool_alloc(sizeof *t);
   if (!t) return NULL;
   t->refs = 1;
   t->slot = 0;
@@ -81,7 +81,7 @@ void tm_tensor_release(tm_tensor *t) {
   if (c->fn || c->grad || c->vb || c->hooks || c->acc) tm_autograd_drop(t);
   tm_storage_release(c->storage);
   tm_tally(&live_tensors, -1);
-  tm_host_free(t);
+  tm_pool_free(t, sizeof *t);
 }
 
 int64_t tm_live_tensors(void) { return live_tensors; }

@@ -275,7 +275,7 @@ int tm_infer_slice(tm_call *c) {
   const tm_tensor *x = c->in[0];
   geometry g = geometry_of(x);
   int d = (int)c->a[0];
-  int64_t first, count, step, i = (int64_t)c->a[1], j = (int64_t)c->a[2];
+  int64_t first = 0, count = 0, step = 1, i = (int64_t)c->a[1], j = (int64_t)c->a[2];
   if (!slice_range(g.size[d], c->a, &first, &count, &step))
     return tm_fail(TM_EINDEX, "slice: positions %lld to %lld, step %lld, of dim %d of %s, which has %lld", (long long)(i < 0 ? i : i + 1),
                    (long long)(j < 0 ? j : j + 1), (long long)step, d + 1, tm_say(x), (long long)g.size[d]);
@@ -285,7 +285,7 @@ int tm_infer_slice(tm_call *c) {
 }
 int tm_slice_vjp(tm_vjp *v) {
   int d = (int)v->a[0];
-  int64_t first, count, step;
+  int64_t first = 0, count = 0, step = 1;
   slice_range(v->xm[0].size[d], v->a, &first, &count, &step);
   return window_back(v, d, count ? first : 0, count, step);
 }
@@ -342,11 +342,12 @@ int tm_infer_as_strided(tm_call *c) {
 /* The storage seen through a dense base: positions of base_strides are the storage's, less the base's offset. */
 int tm_as_strided_vjp(tm_vjp *v) {
   const tm_inmeta *m = &v->xm[0];
-  if (m->ndim && extent(m->ndim, m->size, m->stride) + 1 != tm_numel_of(m->ndim, m->size) && tm_numel_of(m->ndim, m->size))
+  const tm_layout *base = v->layout;
+  if (m->ndim && extent(m->ndim, m->size, base->stride) + 1 != tm_numel_of(m->ndim, m->size) && tm_numel_of(m->ndim, m->size))
     return tm_fail(TM_ENOTIMPL, "as_strided: the gradient needs an input whose elements lie densely; clone it first");
   tm_tensor *in[2] = {v_zeros(v, m), v->dy[0]};
-  double a[5] = {m->ndim, v->a[0], v->a[1], v->a[2] - (double)m->offset, !disjoint((int)v->a[0], v->list[0], v->list[1])};
-  const int64_t *list[5] = {m->stride, v->list[0], v->list[1]};
+  double a[5] = {m->ndim, v->a[0], v->a[1], v->a[2] - (double)base->offset, !disjoint((int)v->a[0], v->list[0], v->list[1])};
+  const int64_t *list[5] = {base->stride, v->list[0], v->list[1]};
   v_set(v, 0, v_run(v, TM_OPC_fill_strided, 2, in, a, list));
   return TM_OK;
 }
@@ -379,6 +380,8 @@ int tm_restride_vjp(tm_vjp *v) {
 int tm_infer_fill_strided(tm_call *c) {
   const tm_tensor *base = c->in[0], *part = c->in[1];
   if (base->c.dtype != part->c.dtype) return tm_fail(TM_ETYPE, "fill_strided: base is %s, part is %s", tm_say(base), tm_say(part));
+  if (base->c.device != part->c.device)
+    return tm_fail(TM_ERUNTIME, "fill_strided: base is %s, part is %s; expected one device", tm_say(base), tm_say(part));
   if (part->c.ndim != (int)c->a[1] || memcmp(part->c.size, c->list[1], (size_t)part->c.ndim * sizeof(int64_t)))
     return tm_fail(TM_ERUNTIME, "fill_strided: part is %s and does not have the shape of the window", tm_say(part));
   if (spec_strided(c, 0) != TM_OK) return tm_last_code();

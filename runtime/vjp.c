@@ -18,9 +18,7 @@ tm_tensor *v_sum(tm_vjp *v, tm_tensor *x, int ndims, const int64_t *dims, int ke
 
 tm_tensor *v_sum1(tm_vjp *v, tm_tensor *x, int dim, int keepdim) { return v_sum(v, x, 1, (int64_t[]){dim}, keepdim); }
 
-tm_tensor *v_transpose(tm_vjp *v, tm_tensor *x, int d0, int d1) {
-  return v_run(v, TM_OPC_transpose, 1, &x, (double[]){d0, d1}, NULL);
-}
+tm_tensor *v_transpose(tm_vjp *v, tm_tensor *x, int d0, int d1) { return v_run(v, TM_OPC_transpose, 1, &x, (double[]){d0, d1}, NULL); }
 
 tm_tensor *v_reshape(tm_vjp *v, tm_tensor *x, int ndim, const int64_t *size) {
   return v_run(v, TM_OPC_reshape, 1, &x, (double[]){ndim}, (const int64_t *[]){size});
@@ -39,5 +37,6 @@ tm_tensor *v_cast(tm_vjp *v, tm_tensor *x, int dtype) {
 tm_tensor *v_zeros(tm_vjp *v, const tm_inmeta *like) { return v_full(v, like, 0); }
 
 tm_tensor *v_full(tm_vjp *v, const tm_inmeta *like, double value) {
-  return v_run(v, TM_OPC_full, 0, NULL, (double[]){like->ndim, value, like->dtype, like->device}, (const int64_t *[]){like->size, NULL, NULL, NULL});
+  return v_run(v, TM_OPC_full, 0, NULL, (double[]){like->ndim, value, like->dtype, like->device},
+               (const int64_t *[]){like->size, NULL, NULL, NULL});
 }

@@ -119,14 +119,15 @@ function H.file(text)
 end
 
 ---Runs a shell command: its exit code and what it wrote. Where the command says %OUT, it reads the name of the
----file that standard output goes to.
+---file that standard output goes to. After two minutes it and all that it started are killed (code 124).
 ---@return integer code
 ---@return string out
 ---@return string err
 function H.shell(command, input)
   local out, err = H.file(), H.file()
   command = command:gsub("%%OUT", out)
-  local pipe = io.popen(("{ %s\n} >%s 2>%s <%s; echo $?"):format(command, out, err, input and H.file(input) or "/dev/null"))
+  local pipe = io.popen(("timeout 120 sh %s >%s 2>%s <%s; echo $?")
+    :format(H.file(command), out, err, input and H.file(input) or "/dev/null"))
   local code = tonumber(pipe:read "*a")
   pipe:close()
   return code, read_file(out), read_file(err)

@@ -223,7 +223,7 @@ describe("tmodrun interrupts", function()
     local command = [[
       mkfifo %%OUT.fifo; sleep 5 >%%OUT.fifo & writer=$!
       %s %s <%%OUT.fifo & pid=$!
-      until grep -q ready %%OUT; do sleep 0.02; done
+      until grep -q ready %%OUT || ! kill -0 $pid 2>/dev/null; do sleep 0.02; done
       sleep 0.1; kill -INT $pid; wait $pid; code=$?; kill $writer; rm %%OUT.fifo; (exit $code)]]
     local code, out, err = helper.shell(command:format(helper.tmodrun, helper.file(script)))
     assert.equal(130, code)
