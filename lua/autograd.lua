@@ -11,16 +11,45 @@ local function pack(...) return { n = select("#", ...), ... } end
 
 -- grad modes ------------------------------------------------------------------------------------------------------
 
-local function finish_grad(old, ok, ...)
-  C.tm_grad_mode_set(old)
+local GRAD, INFERENCE = 1, 2
+
+---Sets grad mode and inference mode of this thread; returns what they were.
+local function set_modes(modes)
+  return C.tm_grad_mode_set(modes % 2) + INFERENCE * C.tm_inference_mode_set(modes >= INFERENCE and 1 or 0)
+end
+
+local resume
+
+local function suspend(old, co, ok, ...)
+  local inside = set_modes(old)
+  if coroutine.status(co) == "suspended" then return resume(inside, co, coroutine.yield(...)) end
   if not ok then error((...), 0) end
   return ...
 end
 
+function resume(modes, co, ...) return suspend(set_modes(modes), co, coroutine.resume(co, ...)) end
+
+local function finish(old, ok, ...)
+  set_modes(old)
+  if not ok then error((...), 0) end
+  return ...
+end
+
+---Runs fn(...) in these modes; returns its results. In a coroutine, fn gets one of its own, so that it takes its
+---modes along when it yields, and whoever runs meanwhile has theirs.
+local function in_modes(modes, fn, ...)
+  if coroutine.running() then
+    return resume(modes, coroutine.create(type(fn) == "function" and fn or function(...) return fn(...) end), ...)
+  end
+  return finish(set_modes(modes), pcall(fn, ...))
+end
+
+local function inference() return INFERENCE * C.tm_inference_mode() end
+
 ---Runs fn(...) without recording; returns its results.
-function autograd.no_grad(fn, ...) return finish_grad(C.tm_grad_mode_set(0), pcall(fn, ...)) end
+function autograd.no_grad(fn, ...) return in_modes(inference(), fn, ...) end
 ---Runs fn(...) with recording on, inside no_grad too.
-function autograd.enable_grad(fn, ...) return finish_grad(C.tm_grad_mode_set(1), pcall(fn, ...)) end
+function autograd.enable_grad(fn, ...) return in_modes(GRAD + inference(), fn, ...) end
 ---Switches recording for this thread; returns what it was.
 function autograd.set_grad_enabled(on)
   if type(on) ~= "boolean" then B.fail("TypeError", "set_grad_enabled: expected a boolean, got %s", B.type_name(on)) end
@@ -28,15 +57,8 @@ function autograd.set_grad_enabled(on)
 end
 function autograd.is_grad_enabled() return C.tm_grad_mode() ~= 0 end
 
-local function finish_inference(old_inference, old_grad, ok, ...)
-  C.tm_inference_mode_set(old_inference)
-  return finish_grad(old_grad, ok, ...)
-end
-
 ---Runs fn(...) without recording, and makes tensors that no later graph may save: for pure evaluation.
-function autograd.inference_mode(fn, ...)
-  return finish_inference(C.tm_inference_mode_set(1), C.tm_grad_mode_set(0), pcall(fn, ...))
-end
+function autograd.inference_mode(fn, ...) return in_modes(INFERENCE, fn, ...) end
 
 local function finish_anomaly(old, ok, ...)
   C.tm_anomaly_mode_set(old)
@@ -67,6 +89,11 @@ local function remove_hook(t, id)
   C.tm_hook_remove(ptr(t), id)
   if t._hooks then t._hooks[id] = nil end
   B.kept[id] = nil
+end
+
+---After the hooks of two tensors were exchanged.
+function autograd.rehome_hooks(t)
+  for id in pairs(rawget(t, "_hooks") or {}) do leaf_of[id] = t end
 end
 
 local function add_hook(t, fn, kind, what)
@@ -116,10 +143,10 @@ local function run_hook(event)
   local grad = B.wrap_borrowed(event.grad[0])
   local fn = hook_function(tonumber(event.id))
   local result = fn and fn(grad)
-  if result ~= nil and result ~= false and not is_tensor(result) then
+  if result ~= nil and not is_tensor(result) then
     B.fail("TypeError", "hook: returned a %s, expected a tensor or nil", B.type_name(result))
   end
-  return 1, result or nil
+  return 1, result
 end
 
 local function run_post(event)
@@ -137,17 +164,13 @@ local function run_custom(event)
   return event.nin, node:run(grads, saved, event.nin)
 end
 
+local RUN = { [tonumber(C.TM_EVENT_HOOK)] = run_hook, [tonumber(C.TM_EVENT_POST_ACCUMULATE)] = run_post,
+  [tonumber(C.TM_EVENT_CUSTOM)] = run_custom }
+
 ---Answers one event of the engine; runs under pcall.
 local function answer(engine, event)
-  local old = C.tm_grad_mode_set(event.create_graph)
-  local kind, n, result = event.kind, nil, nil
-  local ok, err = pcall(function()
-    if kind == C.TM_EVENT_HOOK then n, result = run_hook(event)
-    elseif kind == C.TM_EVENT_POST_ACCUMULATE then n = run_post(event)
-    else n, result = run_custom(event) end
-  end)
-  C.tm_grad_mode_set(old)
-  if not ok then error(err, 0) end
+  local kind = event.kind
+  local n, result = in_modes(event.create_graph + inference(), RUN[kind], event)
   if kind == C.TM_EVENT_CUSTOM then
     local array = ffi.new("tm_tensor *[?]", math.max(n, 1))
     for i = 1, n do

@@ -172,7 +172,7 @@ local dead, ids = ffi.new("int32_t[?]", DEAD), ffi.new("int64_t[?]", 256)
 ---An entry goes when C says that its number is dead.
 B.kept = {}
 
----Hands the slots that Lua no longer refers to back to C.
+---Hands the slots that Lua no longer refers to back to C. True if functions were forgotten, which may free more.
 local function sweep()
   local used, n = C.tm_handles_used(H), 0
   for slot = 1, C.tm_handles_end(H) - 1 do
@@ -186,10 +186,13 @@ local function sweep()
     end
   end
   C.tm_handles_sweep(H, dead, n)
+  local forgot = false
   repeat
     n = C.tm_dead_ids(ids, 256)
     for i = 0, n - 1 do B.kept[tonumber(ids[i])] = nil end
+    forgot = forgot or n > 0
   until n == 0
+  return forgot
 end
 B.sweep = sweep
 
@@ -223,8 +226,7 @@ end
 ---A full collection and sweep now: what Lua dropped is freed on return.
 function B.collect_now()
   collectgarbage()
-  collectgarbage()
-  sweep()
+  repeat collectgarbage() until not sweep()
   C.tm_memory_collected()
 end
 

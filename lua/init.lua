@@ -44,6 +44,8 @@ function tm.swap_tensors(a, b)
   for k in pairs(theirs) do rawset(b, k, nil) end
   for k, v in pairs(theirs) do rawset(a, k, v) end
   for k, v in pairs(mine) do rawset(b, k, v) end
+  autograd.rehome_hooks(a)
+  autograd.rehome_hooks(b)
 end
 
 -- random numbers ---------------------------------------------------------------------------------------------------

@@ -240,6 +240,24 @@ static int base_edge(tm_viewbase *vb, tm_edge *e) {
   return TM_OK;
 }
 
+/* The retained gradient is that of the tensor's latest value: it goes to the new node (NULL: nowhere). */
+static void move_retained(tm_tensor *t, tm_node *n, int k) {
+  if (!(t->c.flags & TM_FLAG_RETAINS_GRAD) || !t->c.fn) return;
+  hook **h = &t->c.fn->hooks;
+  while (*h && (*h)->keep != t) h = &(*h)->next;
+  hook *moved = *h;
+  if (!moved) return;
+  *h = moved->next;
+  if (!n) {
+    tm_host_free(moved);
+    t->c.flags &= (uint8_t)~TM_FLAG_RETAINS_GRAD;
+    return;
+  }
+  moved->out_nr = k;
+  moved->next = n->hooks;
+  n->hooks = moved;
+}
+
 /* After an in-place change through the base or another view, the history of `t` is out of date: a base takes
 ** the new node, a view becomes as_strided of it. */
 static int refresh(tm_tensor *t) {
@@ -277,6 +295,7 @@ static int refresh(tm_tensor *t) {
       fn->list[op->na] = numbers;
     }
   }
+  move_retained(t, fn, out_nr);
   node_release(t->c.fn);
   t->c.fn = fn, t->c.out_nr = out_nr;
   t->c.view_epoch = vb->epoch;
@@ -443,17 +462,7 @@ fail:
 
 /* Gives `t` the history (n, k); takes over one reference to n. */
 static void set_history(tm_tensor *t, tm_node *n, int k) {
-  if (t->c.flags & TM_FLAG_RETAINS_GRAD && t->c.fn) { /* the retained gradient is that of the new value */
-    hook **h = &t->c.fn->hooks;
-    while (*h && (*h)->keep != t) h = &(*h)->next;
-    if (*h) {
-      hook *moved = *h;
-      *h = moved->next;
-      moved->out_nr = k;
-      moved->next = n->hooks;
-      n->hooks = moved;
-    }
-  }
+  move_retained(t, n, k);
   node_release(t->c.fn);
   t->c.fn = n, t->c.out_nr = k;
   t->c.flags &= (uint8_t)~TM_FLAG_REQUIRES_GRAD;
@@ -766,8 +775,7 @@ int64_t tm_custom_record(const char *name, int nin, tm_tensor *const *in, int no
   }
   n->id = tm_tally(&hook_ids, 1);
   int64_t id = n->id;
-  if (n->refs == 1) n->id = 0;
-  node_release(n);
+  node_release(n); /* without differentiable results it is gone, and Lua will hear that its id is dead */
   return id;
 fail:
   node_release(n);
@@ -1034,6 +1042,8 @@ static int seed(tm_engine *e, int i, tm_tensor *root, tm_tensor *gradient) {
     return tm_fail(TM_ERUNTIME, "backward: gradient %d is %s, expected shape %s", i + 1, tm_say(g),
                    tm_shape_text(text, sizeof text, root->c.ndim, root->c.size));
   if (g && !tm_is_float(g->c.dtype)) return tm_fail(TM_ETYPE, "backward: gradient %d is %s, expected a floating dtype", i + 1, tm_say(g));
+  if (g && g->c.device != root->c.device)
+    return tm_fail(TM_ERUNTIME, "backward: gradient %d is %s, its tensor is %s; expected one device", i + 1, tm_say(g), tm_say(root));
   if (!g) {
     if (root->c.numel != 1)
       return tm_fail(TM_ERUNTIME, "backward: a gradient can be left out only for one element, got %s", tm_say(root));
@@ -1463,6 +1473,7 @@ int tm_engine_answer(tm_engine *e, int n, tm_tensor *const *result) {
     if (g->c.ndim != m->ndim || memcmp(g->c.size, m->size, (size_t)m->ndim * sizeof(int64_t)))
       return tm_fail(TM_ERUNTIME, "hook: returned %s, expected shape %s as the gradient has", tm_say(g), tm_shape_text(text, sizeof text, m->ndim, m->size));
     if (g->c.dtype != m->dtype) return tm_fail(TM_ERUNTIME, "hook: returned %s, expected dtype %s as the gradient has", tm_say(g), tm_dtype_name(m->dtype));
+    if (g->c.device != m->device) return tm_fail(TM_ERUNTIME, "hook: returned %s, expected device %s as the gradient has", tm_say(g), tm_device_name(m->device));
     tm_tensor_retain(g);
     tm_tensor_release(*slot);
     *slot = g;

@@ -28,7 +28,7 @@ tm_op tm_ops[] = {TM_OPS(ROW_OP, ROW_VIEW)};
 
 static const struct { const char *name; uint8_t type; } argtypes[] = {
   {"tensor", TM_ARG_TENSOR}, {"tensor?", TM_ARG_OPTIONAL}, {"operand", TM_ARG_OPERAND}, {"tensors", TM_ARG_TENSORS},
-  {"num", TM_ARG_NUM}, {"num?", TM_ARG_NUM}, {"int", TM_ARG_INT}, {"bool", TM_ARG_BOOL}, {"dim", TM_ARG_DIM}, {"dim?", TM_ARG_DIM},
+  {"num", TM_ARG_NUM}, {"num?", TM_ARG_NUM}, {"int", TM_ARG_INT}, {"bool", TM_ARG_BOOL}, {"dim", TM_ARG_DIM}, {"dim?", TM_ARG_NODIM},
   {"newdim", TM_ARG_NEWDIM}, {"dims", TM_ARG_DIMS}, {"dims?", TM_ARG_DIMS}, {"index", TM_ARG_INDEX}, {"shape", TM_ARG_SHAPE},
   {"ints", TM_ARG_INTS}, {"dtype?", TM_ARG_DTYPE}, {"device?", TM_ARG_DEVICE}};
 
@@ -275,9 +275,11 @@ static int decode_args(tm_call *c, const double **list, decoded *d) {
     int64_t n = 0;
     int dim = 0;
     switch (op->atype[k]) {
+      case TM_ARG_NODIM:
+        if (isnan(v)) break; /* absent */
+        /* fall through */
       case TM_ARG_DIM:
       case TM_ARG_NEWDIM:
-        if (isnan(v)) break; /* dim? */
         if (shift_dim(c, k, v, op->atype[k] == TM_ARG_NEWDIM, &dim) != TM_OK) return tm_last_code();
         c->a[k] = dim;
         break;

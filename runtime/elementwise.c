@@ -23,40 +23,46 @@ static const int8_t bytes_of[TM_NDTYPE] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 1};
 
 typedef void (*convert_fn)(int64_t n, void *dst, int64_t sd, const void *src, int64_t ss);
 
-#define CONVERT(name, D, S, EXPR)                                                               \
-  static TM_CLONES void name(int64_t n, void *dst, int64_t sd, const void *src, int64_t ss) {   \
-    D *d = dst;                                                                                 \
-    const S *s = src;                                                                           \
-    if (sd == 1 && ss == 1) {                                                                   \
-      _Pragma("omp simd") for (int64_t i = 0; i < n; i++) { S x = s[i]; d[i] = EXPR; }          \
-    } else {                                                                                    \
-      for (int64_t i = 0; i < n; i++) { S x = s[i * ss]; d[i * sd] = EXPR; }                    \
-    }                                                                                           \
+#define CONVERT(name, D, S, EXPR) \
+  static TM_CLONES void name(int64_t n, void *dst, int64_t sd, const void *src, int64_t ss) { \
+    D *d = dst; \
+    const S *s = src; \
+    if (sd == 1 && ss == 1) { \
+      _Pragma("omp simd") for (int64_t i = 0; i < n; i++) { \
+        S x = s[i]; \
+        d[i] = EXPR; \
+      } \
+    } else { \
+      for (int64_t i = 0; i < n; i++) { \
+        S x = s[i * ss]; \
+        d[i * sd] = EXPR; \
+      } \
+    } \
   }
 
 /* Every dtype to the three of computation, and back. Integers wrap: floats go through int64. */
-#define TO_NATIVE(N, D)                                     \
-  CONVERT(N##_of_f32, D, float, (D)x)                       \
-  CONVERT(N##_of_f64, D, double, (D)x)                      \
-  CONVERT(N##_of_f16, D, uint16_t, (D)tm_f16_to_f32(x))     \
-  CONVERT(N##_of_bf16, D, uint16_t, (D)tm_bf16_to_f32(x))   \
-  CONVERT(N##_of_i8, D, int8_t, (D)x)                       \
-  CONVERT(N##_of_i16, D, int16_t, (D)x)                     \
-  CONVERT(N##_of_i32, D, int32_t, (D)x)                     \
-  CONVERT(N##_of_i64, D, int64_t, (D)x)                     \
-  CONVERT(N##_of_u8, D, uint8_t, (D)x)                      \
+#define TO_NATIVE(N, D) \
+  CONVERT(N##_of_f32, D, float, (D)x) \
+  CONVERT(N##_of_f64, D, double, (D)x) \
+  CONVERT(N##_of_f16, D, uint16_t, (D)tm_f16_to_f32(x)) \
+  CONVERT(N##_of_bf16, D, uint16_t, (D)tm_bf16_to_f32(x)) \
+  CONVERT(N##_of_i8, D, int8_t, (D)x) \
+  CONVERT(N##_of_i16, D, int16_t, (D)x) \
+  CONVERT(N##_of_i32, D, int32_t, (D)x) \
+  CONVERT(N##_of_i64, D, int64_t, (D)x) \
+  CONVERT(N##_of_u8, D, uint8_t, (D)x) \
   CONVERT(N##_of_bool, D, uint8_t, (D)(x != 0))
 TO_NATIVE(f32, float)
 TO_NATIVE(f64, double)
 TO_NATIVE(i64, int64_t)
 
-#define FROM_NATIVE(N, S)                                   \
+#define FROM_NATIVE(N, S) \
   CONVERT(f16_of_##N, uint16_t, S, tm_f32_to_f16((float)x)) \
   CONVERT(bf16_of_##N, uint16_t, S, tm_f32_to_bf16((float)x)) \
-  CONVERT(i8_of_##N, int8_t, S, (int8_t)(int64_t)x)         \
-  CONVERT(i16_of_##N, int16_t, S, (int16_t)(int64_t)x)      \
-  CONVERT(i32_of_##N, int32_t, S, (int32_t)(int64_t)x)      \
-  CONVERT(u8_of_##N, uint8_t, S, (uint8_t)(int64_t)x)       \
+  CONVERT(i8_of_##N, int8_t, S, (int8_t)(int64_t)x) \
+  CONVERT(i16_of_##N, int16_t, S, (int16_t)(int64_t)x) \
+  CONVERT(i32_of_##N, int32_t, S, (int32_t)(int64_t)x) \
+  CONVERT(u8_of_##N, uint8_t, S, (uint8_t)(int64_t)x) \
   CONVERT(bool_of_##N, uint8_t, S, x != 0)
 FROM_NATIVE(f32, float)
 FROM_NATIVE(f64, double)
@@ -89,19 +95,22 @@ static void f16_of_f32_best(int64_t n, void *dst, int64_t sd, const void *src, i
 #endif
 
 #define ROW_TO(N) \
-  {N##_of_f32, N##_of_f64, N##_of_f16, N##_of_bf16, N##_of_i8, N##_of_i16, N##_of_i32, N##_of_i64, N##_of_u8, N##_of_bool}
-#define ROW_FROM(D) {[TM_F32] = D##_of_f32, [TM_F64] = D##_of_f64, [TM_I64] = D##_of_i64}
-static const convert_fn converters[TM_NDTYPE][TM_NDTYPE] = { /* [to][from]; NULL: by way of the native dtype */
-  [TM_F32] = {f32_of_f32, f32_of_f64, f32_of_f16_best, f32_of_bf16, f32_of_i8, f32_of_i16, f32_of_i32, f32_of_i64, f32_of_u8, f32_of_bool},
-  [TM_F64] = ROW_TO(f64),
-  [TM_F16] = {[TM_F32] = f16_of_f32_best, [TM_F64] = f16_of_f64, [TM_I64] = f16_of_i64},
-  [TM_BF16] = ROW_FROM(bf16),
-  [TM_I8] = ROW_FROM(i8),
-  [TM_I16] = ROW_FROM(i16),
-  [TM_I32] = ROW_FROM(i32),
-  [TM_I64] = ROW_TO(i64),
-  [TM_U8] = ROW_FROM(u8),
-  [TM_BOOL] = ROW_FROM(bool),
+  { N##_of_f32, N##_of_f64, N##_of_f16, N##_of_bf16, N##_of_i8, N##_of_i16, N##_of_i32, N##_of_i64, N##_of_u8, N##_of_bool }
+#define ROW_FROM(D) \
+  { [TM_F32] = D##_of_f32, [TM_F64] = D##_of_f64, [TM_I64] = D##_of_i64 }
+static const convert_fn converters[TM_NDTYPE][TM_NDTYPE] = {
+    /* [to][from]; NULL: by way of the native dtype */
+    [TM_F32] = {f32_of_f32, f32_of_f64, f32_of_f16_best, f32_of_bf16, f32_of_i8, f32_of_i16, f32_of_i32, f32_of_i64, f32_of_u8,
+                f32_of_bool},
+    [TM_F64] = ROW_TO(f64),
+    [TM_F16] = {[TM_F32] = f16_of_f32_best, [TM_F64] = f16_of_f64, [TM_I64] = f16_of_i64},
+    [TM_BF16] = ROW_FROM(bf16),
+    [TM_I8] = ROW_FROM(i8),
+    [TM_I16] = ROW_FROM(i16),
+    [TM_I32] = ROW_FROM(i32),
+    [TM_I64] = ROW_TO(i64),
+    [TM_U8] = ROW_FROM(u8),
+    [TM_BOOL] = ROW_FROM(bool),
 };
 
 CONVERT(move8, uint8_t, uint8_t, x)
@@ -147,9 +156,9 @@ void tm_store(void *p, int dtype, double value) { tm_convert(1, p, dtype, 1, &va
 /* -- walks ------------------------------------------------------------------------------------------------------ */
 
 typedef struct walk {
-  int ndim, n;                                /* axes, innermost first; operands, of which 0 is the result */
+  int ndim, n; /* axes, innermost first; operands, of which 0 is the result */
   int64_t size[TM_MAXDIM];
-  int64_t stride[1 + TM_MAXIN][TM_MAXDIM];    /* elements; 0 where an operand is broadcast */
+  int64_t stride[1 + TM_MAXIN][TM_MAXDIM]; /* elements; 0 where an operand is broadcast */
 } walk;
 
 typedef struct place { /* a position of a walk */
@@ -234,7 +243,7 @@ static int do_parts(int64_t count, int64_t numel, part_fn part, const void *job)
 
 typedef struct job {
   walk w;
-  tm_loop_fn loop;       /* NULL: copy operand 1 to the result */
+  tm_loop_fn loop; /* NULL: copy operand 1 to the result */
   const double *a;
   char *data[1 + TM_MAXIN];
   int dtype[1 + TM_MAXIN];

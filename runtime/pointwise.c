@@ -153,9 +153,7 @@ int tm_infer_unary_float(tm_call *c) {
   return common_shape(c) != TM_OK ? TM_ERUNTIME : finish(c, dtype, arithmetic(dtype));
 }
 
-int tm_infer_predicate(tm_call *c) {
-  return common_shape(c) != TM_OK ? TM_ERUNTIME : finish(c, TM_BOOL, c->in[0]->c.dtype);
-}
+int tm_infer_predicate(tm_call *c) { return common_shape(c) != TM_OK ? TM_ERUNTIME : finish(c, TM_BOOL, c->in[0]->c.dtype); }
 
 /* The bounds are numbers: they make bool int64, and integers floating if they are not whole. */
 int tm_infer_clamp(tm_call *c) {
@@ -177,7 +175,8 @@ int tm_infer_binary(tm_call *c) {
 int tm_infer_binary_signed(tm_call *c) {
   for (int i = 0; i < 2; i++)
     if (c->in[i]->c.dtype == TM_BOOL)
-      return tm_fail(TM_ENOTIMPL, "%s: %s is %s; cast it first, or see logical_xor and logical_not", c->op->name, c->op->tname[i], tm_say(c->in[i]));
+      return tm_fail(TM_ENOTIMPL, "%s: %s is %s; cast it first, or see logical_xor and logical_not", c->op->name, c->op->tname[i],
+                     tm_say(c->in[i]));
   return tm_infer_binary(c);
 }
 
@@ -187,9 +186,7 @@ int tm_infer_binary_float(tm_call *c) {
   return common_shape(c) != TM_OK ? TM_ERUNTIME : finish(c, dtype, arithmetic(dtype));
 }
 
-int tm_infer_compare(tm_call *c) {
-  return common_shape(c) != TM_OK ? TM_ERUNTIME : finish(c, TM_BOOL, tm_result_dtype(2, c->in));
-}
+int tm_infer_compare(tm_call *c) { return common_shape(c) != TM_OK ? TM_ERUNTIME : finish(c, TM_BOOL, tm_result_dtype(2, c->in)); }
 
 int tm_infer_where(tm_call *c) {
   int dtype = tm_result_dtype(2, c->in + 1);
@@ -253,7 +250,10 @@ int tm_fill_cpu(tm_call *c) {
   return code;
 }
 
-int tm_clone_vjp(tm_vjp *v) { v_set(v, 0, v->dy[0]); return TM_OK; }
+int tm_clone_vjp(tm_vjp *v) {
+  v_set(v, 0, v->dy[0]);
+  return TM_OK;
+}
 
 int tm_cast_vjp(tm_vjp *v) {
   double back[2] = {v->xm[0].dtype, v->xm[0].device};
@@ -267,64 +267,80 @@ int tm_copy_vjp(tm_vjp *v) {
   return TM_OK;
 }
 
-int tm_fill_vjp(tm_vjp *v) { v_set(v, 0, v_zeros(v, &v->xm[0])); return TM_OK; }
+int tm_fill_vjp(tm_vjp *v) {
+  v_set(v, 0, v_zeros(v, &v->xm[0]));
+  return TM_OK;
+}
 
 /* -- loops ----------------------------------------------------------------------------------------------------------- */
 
-#define EACH(body) for (int64_t i = 0; i < n; i++) { body; }
+#define EACH(body) \
+  for (int64_t i = 0; i < n; i++) { body; }
 #define EACH_DENSE(body) _Pragma("omp simd") EACH(body)
 
 /* y = E of x; BEFORE prepares what E needs of the call's arguments arg[] */
-#define LOOP1(name, T, BEFORE, E)                                                                       \
-  static TM_CLONES void name(int64_t n, void *const *p, const int64_t *s, const double *arg) {          \
-    T *y = p[0];                                                                                        \
-    const T *px = p[1];                                                                                 \
-    (void)arg;                                                                                          \
-    BEFORE                                                                                              \
-    if (s[0] == 1 && s[1] == 1) { EACH_DENSE(T x = px[i]; y[i] = (T)(E)) }                                    \
-    else { EACH(T x = px[i * s[1]]; y[i * s[0]] = (T)(E)) }                                    \
+#define LOOP1(name, T, BEFORE, E) \
+  static TM_CLONES void name(int64_t n, void *const *p, const int64_t *s, const double *arg) { \
+    T *y = p[0]; \
+    const T *px = p[1]; \
+    (void)arg; \
+    BEFORE \
+    if (s[0] == 1 && s[1] == 1) { \
+      EACH_DENSE(T x = px[i]; y[i] = (T)(E)) \
+    } else { \
+      EACH(T x = px[i * s[1]]; y[i * s[0]] = (T)(E)) \
+    } \
   }
 
 /* y = E of a and b */
-#define LOOP2(name, T, BEFORE, E)                                                                       \
-  static TM_CLONES void name(int64_t n, void *const *p, const int64_t *s, const double *arg) {          \
-    T *y = p[0];                                                                                        \
-    const T *pa = p[1], *pb = p[2];                                                                     \
-    (void)arg;                                                                                          \
-    BEFORE                                                                                              \
-    if (s[0] == 1 && s[1] == 1 && s[2] == 1) { EACH_DENSE(T a = pa[i]; T b = pb[i]; y[i] = (T)(E)) }          \
-    else if (s[0] == 1 && s[1] == 1 && s[2] == 0) { T b = *pb; EACH_DENSE(T a = pa[i]; y[i] = (T)(E)) }       \
-    else if (s[0] == 1 && s[1] == 0 && s[2] == 1) { T a = *pa; EACH_DENSE(T b = pb[i]; y[i] = (T)(E)) }       \
-    else { EACH(T a = pa[i * s[1]]; T b = pb[i * s[2]]; y[i * s[0]] = (T)(E)) }                         \
+#define LOOP2(name, T, BEFORE, E) \
+  static TM_CLONES void name(int64_t n, void *const *p, const int64_t *s, const double *arg) { \
+    T *y = p[0]; \
+    const T *pa = p[1], *pb = p[2]; \
+    (void)arg; \
+    BEFORE \
+    if (s[0] == 1 && s[1] == 1 && s[2] == 1) { \
+      EACH_DENSE(T a = pa[i]; T b = pb[i]; y[i] = (T)(E)) \
+    } else if (s[0] == 1 && s[1] == 1 && s[2] == 0) { \
+      T b = *pb; \
+      EACH_DENSE(T a = pa[i]; y[i] = (T)(E)) \
+    } else if (s[0] == 1 && s[1] == 0 && s[2] == 1) { \
+      T a = *pa; \
+      EACH_DENSE(T b = pb[i]; y[i] = (T)(E)) \
+    } else { \
+      EACH(T a = pa[i * s[1]]; T b = pb[i * s[2]]; y[i * s[0]] = (T)(E)) \
+    } \
   }
 
 /* y = E of x, a and b */
-#define LOOP3(name, T, E)                                                                               \
-  static TM_CLONES void name(int64_t n, void *const *p, const int64_t *s, const double *arg) {          \
-    T *y = p[0];                                                                                        \
-    const T *px = p[1], *pa = p[2], *pb = p[3];                                                         \
-    (void)arg;                                                                                          \
-    if (s[0] == 1 && s[1] == 1 && s[2] == 1 && s[3] == 1) {                                             \
-      EACH_DENSE(T x = px[i]; T a = pa[i]; T b = pb[i]; y[i] = (T)(E))                                        \
-    } else if (s[0] == 1 && s[1] == 1 && s[2] == 1 && s[3] == 0) {                                      \
-      T b = *pb;                                                                                        \
-      EACH_DENSE(T x = px[i]; T a = pa[i]; y[i] = (T)(E))                                                     \
-    } else {                                                                                            \
-      EACH(T x = px[i * s[1]]; T a = pa[i * s[2]]; T b = pb[i * s[3]]; y[i * s[0]] = (T)(E))            \
-    }                                                                                                   \
+#define LOOP3(name, T, E) \
+  static TM_CLONES void name(int64_t n, void *const *p, const int64_t *s, const double *arg) { \
+    T *y = p[0]; \
+    const T *px = p[1], *pa = p[2], *pb = p[3]; \
+    (void)arg; \
+    if (s[0] == 1 && s[1] == 1 && s[2] == 1 && s[3] == 1) { \
+      EACH_DENSE(T x = px[i]; T a = pa[i]; T b = pb[i]; y[i] = (T)(E)) \
+    } else if (s[0] == 1 && s[1] == 1 && s[2] == 1 && s[3] == 0) { \
+      T b = *pb; \
+      EACH_DENSE(T x = px[i]; T a = pa[i]; y[i] = (T)(E)) \
+    } else { \
+      EACH(T x = px[i * s[1]]; T a = pa[i * s[2]]; T b = pb[i * s[3]]; y[i * s[0]] = (T)(E)) \
+    } \
   }
 
 /* Operators with one formula for floats and one for int64; U: unsigned, so that overflow wraps. */
 typedef uint64_t U;
-#define ROW1(name, F, I)                                                                                \
-  LOOP1(name##_f32, float, , F) LOOP1(name##_f64, double, , F) LOOP1(name##_i64, int64_t, , I)          \
-  static const tm_loops name##_loops = {name##_f32, name##_f64, name##_i64};                            \
+#define ROW1(name, F, I) \
+  LOOP1(name##_f32, float, , F) \
+  LOOP1(name##_f64, double, , F) \
+  LOOP1(name##_i64, int64_t, , I) static const tm_loops name##_loops = {name##_f32, name##_f64, name##_i64}; \
   int tm_##name##_cpu(tm_call *c) { return tm_elementwise(c, &name##_loops); }
-#define LOOPS2(name, B32, B64, BI, F, I)                                                                \
-  LOOP2(name##_f32, float, B32, F) LOOP2(name##_f64, double, B64, F) LOOP2(name##_i64, int64_t, BI, I)  \
-  static const tm_loops name##_loops = {name##_f32, name##_f64, name##_i64};
-#define ROW2(name, F, I)                                                                                \
-  LOOPS2(name, , , , F, I)                                                                              \
+#define LOOPS2(name, B32, B64, BI, F, I) \
+  LOOP2(name##_f32, float, B32, F) \
+  LOOP2(name##_f64, double, B64, F) \
+  LOOP2(name##_i64, int64_t, BI, I) static const tm_loops name##_loops = {name##_f32, name##_f64, name##_i64};
+#define ROW2(name, F, I) \
+  LOOPS2(name, , , , F, I) \
   int tm_##name##_cpu(tm_call *c) { return tm_elementwise(c, &name##_loops); }
 
 /* -- one operand ----------------------------------------------------------------------------------------------------- */
@@ -351,28 +367,34 @@ int tm_clamp_cpu(tm_call *c) {
 /* Functions of vecmath.h want contiguous elements: others are gathered into a block. Bound by arithmetic until the
 ** threads outrun memory. */
 enum { BLOCK = 256 };
-#define GATHER(N, T, dtype)                                                                             \
+#define GATHER(N, T, dtype) \
   static void map_##N(int64_t n, void *const *p, const int64_t *s, void (*f)(int64_t, T *, const T *)) { \
-    T *y = p[0], block[BLOCK];                                                                          \
-    const T *x = p[1];                                                                                  \
-    if (s[0] == 1 && s[1] == 1) {                                                                       \
-      f(n, y, x);                                                                                       \
-      return;                                                                                           \
-    }                                                                                                   \
-    for (int64_t i = 0; i < n; i += BLOCK) {                                                            \
-      int64_t m = TM_MIN(n - i, BLOCK);                                                                 \
-      tm_convert(m, block, dtype, 1, x + i * s[1], dtype, s[1]);                                        \
-      f(m, block, block);                                                                               \
-      tm_convert(m, y + i * s[0], dtype, s[0], block, dtype, 1);                                        \
-    }                                                                                                   \
+    T *y = p[0], block[BLOCK]; \
+    const T *x = p[1]; \
+    if (s[0] == 1 && s[1] == 1) { \
+      f(n, y, x); \
+      return; \
+    } \
+    for (int64_t i = 0; i < n; i += BLOCK) { \
+      int64_t m = TM_MIN(n - i, BLOCK); \
+      tm_convert(m, block, dtype, 1, x + i * s[1], dtype, s[1]); \
+      f(m, block, block); \
+      tm_convert(m, y + i * s[0], dtype, s[0], block, dtype, 1); \
+    } \
   }
 GATHER(f32, float, TM_F32)
 GATHER(f64, double, TM_F64)
 
-#define MAPPED(name)                                                                                    \
-  static void name##_f32(int64_t n, void *const *p, const int64_t *s, const double *arg) { (void)arg; map_f32(n, p, s, tm_vec_##name##_f32); } \
-  static void name##_f64(int64_t n, void *const *p, const int64_t *s, const double *arg) { (void)arg; map_f64(n, p, s, tm_vec_##name##_f64); } \
-  static const tm_loops name##_loops = {name##_f32, name##_f64, NULL};                                  \
+#define MAPPED(name) \
+  static void name##_f32(int64_t n, void *const *p, const int64_t *s, const double *arg) { \
+    (void)arg; \
+    map_f32(n, p, s, tm_vec_##name##_f32); \
+  } \
+  static void name##_f64(int64_t n, void *const *p, const int64_t *s, const double *arg) { \
+    (void)arg; \
+    map_f64(n, p, s, tm_vec_##name##_f64); \
+  } \
+  static const tm_loops name##_loops = {name##_f32, name##_f64, NULL}; \
   int tm_##name##_cpu(tm_call *c) { return tm_elementwise(c, &name##_loops); }
 MAPPED(exp)
 MAPPED(log)
@@ -381,7 +403,7 @@ MAPPED(sigmoid)
 
 /* -- two operands -------------------------------------------------------------------------------------------------------- */
 
-ROW2(mul, a * b, (U)a * (U)b)
+ROW2(mul, a *b, (U)a *(U)b)
 ROW2(maximum, ((a > b) | (a != a)) ? a : b, a > b ? a : b)
 ROW2(minimum, ((a < b) | (a != a)) ? a : b, a < b ? a : b)
 ROW2(eq, a == b, a == b)
@@ -397,7 +419,8 @@ ROW2(logical_xor, (a != 0) ^ (b != 0), (a != 0) ^ (b != 0))
 LOOPS2(plus, , , , a + b, (U)a + (U)b)
 LOOPS2(minus, , , , a - b, (U)a - (U)b)
 LOOPS2(plus_scaled, float alpha = (float)arg[0];, double alpha = arg[0];, U alpha = (U)(int64_t)arg[0];, a + alpha * b, (U)a + alpha * (U)b)
-LOOPS2(minus_scaled, float alpha = (float)arg[0];, double alpha = arg[0];, U alpha = (U)(int64_t)arg[0];, a - alpha * b, (U)a - alpha * (U)b)
+LOOPS2(minus_scaled, float alpha = (float)arg[0];, double alpha = arg[0];, U alpha = (U)(int64_t)arg[0];
+       , a - alpha * b, (U)a - alpha * (U)b)
 int tm_add_cpu(tm_call *c) { return tm_elementwise(c, c->a[0] == 1 ? &plus_loops : &plus_scaled_loops); }
 int tm_sub_cpu(tm_call *c) { return tm_elementwise(c, c->a[0] == 1 ? &minus_loops : &minus_scaled_loops); }
 
@@ -409,27 +432,31 @@ int tm_div_cpu(tm_call *c) {
 }
 
 /* Common exponents need no logarithm. */
-#define POWER(N, T, dtype)                                                                              \
-  LOOP1(square_##N, T, , x * x)                                                                         \
-  LOOP1(cube_##N, T, , x * x * x)                                                                       \
-  LOOP1(root_##N, T, , sqrt(x))                                                                         \
-  LOOP1(inverse_##N, T, , 1 / x)                                                                        \
-  static void pow_##N(int64_t n, void *const *p, const int64_t *s, const double *arg) {                 \
-    T *y = p[0], base[BLOCK], exponent[BLOCK];                                                          \
-    const T *a = p[1], *b = p[2];                                                                       \
-    tm_loop_fn easy = s[2] != 0 ? NULL : *b == 2 ? square_##N : *b == 3 ? cube_##N                      \
-                    : *b == (T)0.5 ? root_##N : *b == -1 ? inverse_##N : NULL;                          \
-    if (easy) {                                                                                         \
-      easy(n, p, s, arg);                                                                               \
-      return;                                                                                           \
-    }                                                                                                   \
-    for (int64_t i = 0; i < n; i += BLOCK) {                                                            \
-      int64_t m = TM_MIN(n - i, BLOCK);                                                                 \
-      tm_convert(m, base, dtype, 1, a + i * s[1], dtype, s[1]);                                         \
-      tm_convert(m, exponent, dtype, 1, b + i * s[2], dtype, s[2]);                                     \
-      tm_vec_pow_##N(m, base, base, exponent);                                                          \
-      tm_convert(m, y + i * s[0], dtype, s[0], base, dtype, 1);                                         \
-    }                                                                                                   \
+#define POWER(N, T, dtype) \
+  LOOP1(square_##N, T, , x *x) \
+  LOOP1(cube_##N, T, , x *x *x) \
+  LOOP1(root_##N, T, , sqrt(x)) \
+  LOOP1(inverse_##N, T, , 1 / x) \
+  static void pow_##N(int64_t n, void *const *p, const int64_t *s, const double *arg) { \
+    T *y = p[0], base[BLOCK], exponent[BLOCK]; \
+    const T *a = p[1], *b = p[2]; \
+    tm_loop_fn easy = s[2] != 0      ? NULL \
+                      : *b == 2      ? square_##N \
+                      : *b == 3      ? cube_##N \
+                      : *b == (T)0.5 ? root_##N \
+                      : *b == -1     ? inverse_##N \
+                                     : NULL; \
+    if (easy) { \
+      easy(n, p, s, arg); \
+      return; \
+    } \
+    for (int64_t i = 0; i < n; i += BLOCK) { \
+      int64_t m = TM_MIN(n - i, BLOCK); \
+      tm_convert(m, base, dtype, 1, a + i * s[1], dtype, s[1]); \
+      tm_convert(m, exponent, dtype, 1, b + i * s[2], dtype, s[2]); \
+      tm_vec_pow_##N(m, base, base, exponent); \
+      tm_convert(m, y + i * s[0], dtype, s[0], base, dtype, 1); \
+    } \
   }
 POWER(f32, float, TM_F32)
 POWER(f64, double, TM_F64)
@@ -485,12 +512,30 @@ int tm_masked_fill_cpu(tm_call *c) {
 
 /* -- gradients ----------------------------------------------------------------------------------------------------------------- */
 
-int tm_neg_vjp(tm_vjp *v) { v_set(v, 0, v_neg(v, v->dy[0])); return TM_OK; }
-int tm_abs_vjp(tm_vjp *v) { v_set(v, 0, v_mul(v, v->dy[0], v_sign(v, v->x[0]))); return TM_OK; }
-int tm_sign_vjp(tm_vjp *v) { v_set(v, 0, v_zeros(v, &v->xm[0])); return TM_OK; }
-int tm_exp_vjp(tm_vjp *v) { v_set(v, 0, v_mul(v, v->dy[0], v->y[0])); return TM_OK; }
-int tm_log_vjp(tm_vjp *v) { v_set(v, 0, v_div(v, v->dy[0], v->x[0])); return TM_OK; }
-int tm_sqrt_vjp(tm_vjp *v) { v_set(v, 0, v_div(v, v->dy[0], v_scale(v, v->y[0], 2))); return TM_OK; }
+int tm_neg_vjp(tm_vjp *v) {
+  v_set(v, 0, v_neg(v, v->dy[0]));
+  return TM_OK;
+}
+int tm_abs_vjp(tm_vjp *v) {
+  v_set(v, 0, v_mul(v, v->dy[0], v_sign(v, v->x[0])));
+  return TM_OK;
+}
+int tm_sign_vjp(tm_vjp *v) {
+  v_set(v, 0, v_zeros(v, &v->xm[0]));
+  return TM_OK;
+}
+int tm_exp_vjp(tm_vjp *v) {
+  v_set(v, 0, v_mul(v, v->dy[0], v->y[0]));
+  return TM_OK;
+}
+int tm_log_vjp(tm_vjp *v) {
+  v_set(v, 0, v_div(v, v->dy[0], v->x[0]));
+  return TM_OK;
+}
+int tm_sqrt_vjp(tm_vjp *v) {
+  v_set(v, 0, v_div(v, v->dy[0], v_scale(v, v->y[0], 2)));
+  return TM_OK;
+}
 
 /* dx = dy * (1 - y^2), as dy - dy * y * y: an operator less */
 int tm_tanh_vjp(tm_vjp *v) {
@@ -592,4 +637,7 @@ int tm_where_vjp(tm_vjp *v) {
 }
 
 /* x[1] is the mask */
-int tm_masked_fill_vjp(tm_vjp *v) { v_set(v, 0, v_where(v, v->x[1], v_num(v, 0), v->dy[0])); return TM_OK; }
+int tm_masked_fill_vjp(tm_vjp *v) {
+  v_set(v, 0, v_where(v, v->x[1], v_num(v, 0), v->dy[0]));
+  return TM_OK;
+}

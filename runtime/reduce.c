@@ -247,7 +247,7 @@ static void reduce_block(const job *g, int64_t m, int64_t n, const char *x, void
   } else if (!g->columns) {
     g->f->rows[w](m, n, x, k->xs, acc);
   } else if (r->xs == m && m <= 32 && n >= 8) { /* narrow and without gaps: several rows count as one wide row */
-    int64_t fold = 128 / m, wide = n / fold;
+    int64_t fold = 64 / m, wide = n / fold;
     for (int64_t j = 0; j < fold * m; j++) memcpy(&buffer[j], g->work == WI64 ? (const void *)&g->f->i0 : &g->f->f0, 8);
     g->f->cols[w](wide, fold * m, x, fold * m, buffer);
     g->f->cols[w](n - wide * fold, m, x + wide * fold * m * g->xsize, m, acc);

@@ -22,7 +22,10 @@ enum { BLOCK = 1024, WIDTH = 128 }; /* elements of short rows that share one cal
 #define LOOPS(T, S)                                                                       \
   static inline T max_##S(int64_t n, const T *x) {                                        \
     T m = -(T)INFINITY; /* passes over NaN: x - m is NaN there, and then the sum is */    \
-    _Pragma("omp simd reduction(max:m)") for (int64_t i = 0; i < n; i++) m = x[i] > m ? x[i] : m; \
+    if (n < 16) /* gathering the lanes of a vector would cost more */                     \
+      for (int64_t i = 0; i < n; i++) m = x[i] > m ? x[i] : m;                            \
+    else                                                                                  \
+      _Pragma("omp simd reduction(max:m)") for (int64_t i = 0; i < n; i++) m = x[i] > m ? x[i] : m; \
     return m;                                                                             \
   }                                                                                       \
   static inline void minus_##S(int64_t n, T *y, const T *x, T m) {                        \
@@ -30,7 +33,8 @@ enum { BLOCK = 1024, WIDTH = 128 }; /* elements of short rows that share one cal
   }                                                                                       \
   static inline double sum_##S(int64_t n, const T *x) { /* in float64 from each 512 on */ \
     double total = 0;                                                                     \
-    for (int64_t j = 0; j < n; j += 512) {                                                \
+    for (int64_t i = 0; n < 16 && i < n; i++) total += (double)x[i];                      \
+    for (int64_t j = 0; n >= 16 && j < n; j += 512) {                                                \
       T s = 0;                                                                            \
       int64_t e = TM_MIN(j + 512, n);                                                     \
       _Pragma("omp simd reduction(+:s)") for (int64_t i = j; i < e; i++) s += x[i];       \

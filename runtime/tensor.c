@@ -267,7 +267,7 @@ static int readable(const tm_tensor *t, const char *what, int64_t begin, int64_t
 }
 
 int tm_tensor_get_i64(const tm_tensor *t, int64_t linear, int64_t *value) {
-  if (readable(t, "get", linear, 1) != TM_OK) return tm_last_code();
+  if (readable(t, "item_i64", linear, 1) != TM_OK) return tm_last_code();
   const char *p = element_at(t, linear);
   if (t->c.dtype == TM_I64) memcpy(value, p, 8);
   else *value = (int64_t)tm_load(p, t->c.dtype);
@@ -280,8 +280,8 @@ static int check_exact(int64_t v, const char *what) {
   return TM_OK;
 }
 
-int tm_tensor_read(const tm_tensor *t, int64_t begin, int64_t count, double *values) {
-  if (readable(t, "read", begin, count) != TM_OK) return tm_last_code();
+static int read_numbers(const tm_tensor *t, const char *what, int64_t begin, int64_t count, double *values) {
+  if (readable(t, what, begin, count) != TM_OK) return tm_last_code();
   int64_t index[TM_MAXDIM], at = 0, rest = begin;
   if (count == 0) return TM_OK;
   for (int i = t->c.ndim - 1; i >= 0; i--) {
@@ -296,7 +296,7 @@ int tm_tensor_read(const tm_tensor *t, int64_t begin, int64_t count, double *val
     if (dtype == TM_I64) {
       int64_t v;
       memcpy(&v, e, 8);
-      if (check_exact(v, "item") != TM_OK) return TM_EVALUE;
+      if (check_exact(v, what) != TM_OK) return TM_EVALUE;
       values[k] = (double)v;
     } else {
       values[k] = tm_load(e, dtype);
@@ -311,7 +311,8 @@ int tm_tensor_read(const tm_tensor *t, int64_t begin, int64_t count, double *val
   return TM_OK;
 }
 
-int tm_tensor_get(const tm_tensor *t, int64_t linear, double *value) { return tm_tensor_read(t, linear, 1, value); }
+int tm_tensor_read(const tm_tensor *t, int64_t begin, int64_t count, double *values) { return read_numbers(t, "tolist", begin, count, values); }
+int tm_tensor_get(const tm_tensor *t, int64_t linear, double *value) { return read_numbers(t, "item", linear, 1, value); }
 
 int tm_tensor_fill(tm_tensor *t, const double *values, int64_t count) {
   if (count != t->c.numel) return tm_fail(TM_EVALUE, "fill: %lld values for %s", (long long)count, tm_say(t));

@@ -5,6 +5,7 @@ local Module = require "tmod.nn.module"
 local OrderedDict = require "tmod.ordered"
 
 local None = require "tmod.nn.parameter".None
+local get, child_names = OrderedDict.get, Module._child_names
 
 ---Modules one after the other: each gets all results of the one before. seq[1] is the first; the names in a state
 ---dictionary are "0", "1", ...
@@ -30,7 +31,7 @@ end
 
 ---Name of the slot at a position, counted from 1 or, negative, from the end.
 local function name_at(self, i)
-  local names = OrderedDict.keys(self._modules)
+  local names = child_names(self)
   local n = #names
   if type(i) ~= "number" then B.fail("TypeError", "%s: a position must be a number, got %s", self.__name, B.type_name(i)) end
   if i == 0 or i > n or i < -n or i ~= math.floor(i) then
@@ -40,7 +41,7 @@ local function name_at(self, i)
 end
 
 function Sequential:_at(i)
-  local m = OrderedDict.get(self._modules, name_at(self, i))
+  local m = get(self._modules, name_at(self, i))
   if m ~= None then return m end
 end
 
@@ -59,17 +60,32 @@ function Sequential:ipairs() return ipairs(OrderedDict.values(self._modules)) en
 ---@param m nn.Module
 function Sequential:append(m)
   local number = self:len()
-  while OrderedDict.get(self._modules, tostring(number)) ~= nil do number = number + 1 end
+  while get(self._modules, tostring(number)) ~= nil do number = number + 1 end
   self:register_module(tostring(number), m)
   return self
 end
 
-local function chain(modules, i, ...)
-  local m = modules[i]
-  if m == nil then return ... end
-  return chain(modules, i + 1, m(...))
+-- A loop over modules of different classes compiles badly, and results of any number cannot be held in locals. So the
+-- chain of n calls is written out, once for each n: get(d, names[i + 2])(get(d, names[i + 1])(...)).
+local BLOCK = 32
+
+local chains = setmetatable({}, { __index = function(t, n)
+  local code = "..."
+  for k = 1, n do code = ("get(d, names[i + %d])(%s)"):format(k, code) end
+  local chunk = assert(loadstring("local get = ... return function(d, names, i, ...) return " .. code .. " end", "=[tmod Sequential]"))
+  t[n] = chunk(get)
+  return t[n]
+end })
+
+local function run(d, names, i, ...)
+  local n = #names - i
+  if n <= BLOCK then return chains[n](d, names, i, ...) end
+  return run(d, names, i + BLOCK, chains[BLOCK](d, names, i, ...))
 end
 
-function Sequential:forward(...) return chain(OrderedDict.values(self._modules), 1, ...) end
+function Sequential:forward(...)
+  local names, d = child_names(self)
+  return run(d, names, 0, ...)
+end
 
 return { Sequential = Sequential }

@@ -80,7 +80,7 @@ end
 -- The only places where slots change.
 
 local function remove(s, name)
-  s.attributes[name] = nil
+  s.attributes[name], s.child_names = nil, nil
   s.parameters[name], s.buffers[name], s.modules[name], s.non_persistent[name] = nil, nil, nil, nil
 end
 
@@ -491,6 +491,17 @@ function Module:_format()
   if #lines == 0 then return name .. "()" end
   if nextra == 1 and #lines == 1 then return name .. "(" .. lines[1] .. ")" end
   return name .. "(\n  " .. table.concat(lines, "\n  ") .. "\n)"
+end
+
+---Names of the child slots in order, for containers: a list kept until a slot comes or goes; not to be changed.
+function Module._child_names(self)
+  local s = rawget(self, STATE)
+  local names = s.child_names
+  if not names or #names ~= OrderedDict.len(s.modules) then -- someone may have written to _modules
+    names = OrderedDict.keys(s.modules)
+    s.child_names = names
+  end
+  return names, s.modules
 end
 
 -- state dictionaries and conversions ------------------------------------------------------------------------------------

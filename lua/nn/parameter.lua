@@ -10,7 +10,8 @@ local type, rawget, rawset = type, rawget, rawset
 local parameter = {}
 
 ---Stands for None where nil cannot be stored: in an ordered dictionary, or as extra state.
-parameter.None = setmetatable({}, { __name = "nn.None", __tostring = function() return "nn.None" end })
+parameter.None = setmetatable({}, { __name = "nn.None", __tostring = function() return "nn.None" end,
+  __call = function() B.fail("TypeError", "a slot without a module was called") end })
 
 ---Makes a tensor outlive every tm.scope.
 function parameter.keep(t)
