@@ -44,8 +44,10 @@ if not pcall(ffi.typeof, "tm_frame") then
   ffi.cdef(ffi.string(C.tm_header()))
 end
 
+-- Freed, with every tensor that it still names, when the state closes.
 local H = C.tm_handles_new()
 assert(H ~= nil, "tmod: out of memory")
+H = ffi.gc(H, C.tm_handles_free)
 B.handles = H
 
 ---The one frame of this state: C copies what it needs before anything else runs.

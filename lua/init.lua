@@ -58,17 +58,18 @@ Generator.__name = "Generator"
 local function generator_of(p) return setmetatable({ _p = p }, Generator) end
 tm.default_generator = generator_of(C.tm_generator_default())
 
----A stream of random numbers of its own.
-function tm.Generator(seed)
-  local p = C.tm_generator_new(seed or 67280421310721)
-  if p == nil then B.raise() end
-  return generator_of(ffi.gc(p, C.tm_generator_free))
-end
-
 local function check_seed(seed)
   if type(seed) ~= "number" or seed < 0 or seed ~= math.floor(seed) or seed > 2 ^ 53 then
     B.fail("ValueError", "seed: expected a whole number from 0 to 2^53, got %s", tostring(seed))
   end
+end
+
+---A stream of random numbers of its own.
+function tm.Generator(seed)
+  if seed ~= nil then check_seed(seed) end
+  local p = C.tm_generator_new(seed or 67280421310721)
+  if p == nil then B.raise() end
+  return generator_of(ffi.gc(p, C.tm_generator_free))
 end
 
 function Generator:manual_seed(seed)
@@ -167,6 +168,12 @@ function tm.doctor()
   local jit_on = jit.status()
   return { jit = jit_on, luajit = jit.version, capability = ffi.string(C.tm_cpu_capability()), threads = C.tm_num_threads(),
     gc64 = ffi.abi "gc64" }
+end
+
+---Prints what an operator does: tm.help "softmax". Without a name: where to look.
+function tm.help(name)
+  if name == nil then return print "tm.help \"softmax\" explains an operator; scripts/reference.lua lists all of them" end
+  print(require "tmod.reference".help(tostring(name)) or "there is no operator of this name: " .. tostring(name))
 end
 
 -- modules that load when first asked for ----------------------------------------------------------------------------

@@ -134,6 +134,16 @@ function support.put_tensors(op, position, name, v, sparse)
   return n
 end
 
+---After a failure: out of memory is one only if collecting garbage does not help. The arguments are passed for no
+---other reason than to stay alive meanwhile. In-place forms are not run twice: they may have changed something.
+function support.again(rc, id)
+  if rc ~= C.TM_EMEM then B.raise() end
+  B.collect_now()
+  rc = C.tm_dispatch(id, B.frame)
+  if rc ~= 0 and rc ~= 100 then B.raise() end
+  return rc
+end
+
 -- code generation ---------------------------------------------------------------------------------------------------
 
 local SPREAD = "_2, _3, _4, _5, _6, _7, _8"
@@ -256,12 +266,13 @@ local function generate(row, inplace)
     "local C, F, B, type, wrap, after, raise, to_dtype, to_device, nan = ",
     "s.C, s.F, s.B, s.type, s.wrap, s.after, s.raise, s.to_dtype, s.to_device, s.nan\n",
     "local bad_tensor, bad_value, is_options, options = s.bad_tensor, s.bad_value, s.is_options, s.options\n",
-    "local put_list, put_spread, put_tensors = s.put_list, s.put_spread, s.put_tensors\n",
+    "local put_list, put_spread, put_tensors, again = s.put_list, s.put_spread, s.put_tensors, s.again\n",
     "return function(", header, ")\n", table.concat(body),
     "  F.inplace = ", inplace and "1" or "0", "\n",
     row.random and "  F.generator = B.generator\n" or "",
     "  local rc = C.tm_dispatch(id, F)\n",
-    "  if rc ~= 0 and rc ~= 100 then raise() end\n",
+    inplace and "  if rc ~= 0 and rc ~= 100 then raise() end\n"
+      or "  if rc ~= 0 and rc ~= 100 then rc = again(rc, id, " .. table.concat(params, ", ") .. ") end\n",
   }
   if inplace or row.mutates then
     code[#code + 1] = "  if rc == 100 then after(" .. (args[1].type == "tensors" and "nil" or params[1]) .. ") end\n"

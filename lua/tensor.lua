@@ -180,7 +180,7 @@ function Tensor:size(dim)
   local p = ptr(self)
   local n = C.tm_tensor_ndim(p)
   if dim ~= nil then
-    if type(dim) ~= "number" or dim == 0 or dim > n or dim < -n then
+    if type(dim) ~= "number" or dim % 1 ~= 0 or dim == 0 or dim > n or dim < -n then
       B.fail("IndexError", "size: dim %s, expected 1 to %d or -%d to -1 (dims count from 1)", tostring(dim), n, n)
     end
     return tonumber(C.tm_tensor_size(p, dim > 0 and dim - 1 or dim))
@@ -195,7 +195,7 @@ function Tensor:stride(dim)
   local p = ptr(self)
   local n = C.tm_tensor_ndim(p)
   if dim ~= nil then
-    if type(dim) ~= "number" or dim == 0 or dim > n or dim < -n then
+    if type(dim) ~= "number" or dim % 1 ~= 0 or dim == 0 or dim > n or dim < -n then
       B.fail("IndexError", "stride: dim %s, expected 1 to %d or -%d to -1 (dims count from 1)", tostring(dim), n, n)
     end
     return tonumber(C.tm_tensor_stride(p, dim > 0 and dim - 1 or dim))
@@ -355,7 +355,9 @@ function Tensor:flatten(first, last)
   local sizes, n = self:size(), C.tm_tensor_ndim(ptr(self))
   if n == 0 then return ops.reshape(self, 1) end
   local function dim(d, name)
-    if d == 0 or d > n or d < -n then B.fail("IndexError", "flatten: %s is %d, expected 1 to %d or -%d to -1", name, d, n, n) end
+    if type(d) ~= "number" or d % 1 ~= 0 or d == 0 or d > n or d < -n then
+      B.fail("IndexError", "flatten: %s is %s, expected 1 to %d or -%d to -1", name, tostring(d), n, n)
+    end
     return d > 0 and d or d + n + 1
   end
   first, last = dim(first or 1, "first"), dim(last or -1, "last")
@@ -372,7 +374,7 @@ end
 
 local function positive_dim(t, dim, what)
   local n = math.max(C.tm_tensor_ndim(ptr(t)), 1)
-  if type(dim) ~= "number" or dim == 0 or dim > n or dim < -n then
+  if type(dim) ~= "number" or dim % 1 ~= 0 or dim == 0 or dim > n or dim < -n then
     B.fail("IndexError", "%s: dim %s, expected 1 to %d or -%d to -1 (dims count from 1)", what, tostring(dim), n, n)
   end
   return dim > 0 and dim or dim + n + 1
@@ -480,6 +482,7 @@ end
 
 ---Same shape and all elements equal.
 function Tensor:equal(other)
+  if not is_tensor(other) then B.fail("TypeError", "equal: expected a tensor, got %s", B.type_name(other)) end
   local a, b = self:size(), other:size()
   if #a ~= #b then return false end
   for i = 1, #a do if a[i] ~= b[i] then return false end end
@@ -489,6 +492,7 @@ end
 ---All |a - b| <= atol + rtol * |b|; equal infinities agree, NaN agrees with NaN only if asked.
 ---@param opts? {rtol?: number, atol?: number, equal_nan?: boolean}
 function Tensor:allclose(other, opts)
+  if not is_tensor(other) then B.fail("TypeError", "allclose: expected a tensor, got %s", B.type_name(other)) end
   opts = opts or {}
   local a, b = self:double(), other:double()
   local near = ops.le(ops.abs(a - b), ops.abs(b) * (opts.rtol or 1e-5) + (opts.atol or 1e-8))
