@@ -422,6 +422,21 @@ local function record(class, ctx, args, results)
   ctx._save = nil -- the graph keeps them now
 end
 
+---Passes tensors through one node: the same elements in new tensors, which in-place changes refuse. In backward
+---node:run(grads) gets the gradients of these and returns, in a list, those of the old ones.
+---@param tensors Tensor[]
+function autograd.identity(name, tensors, node)
+  local n, outs, recorded = #tensors, {}, {}
+  for i = 1, n do
+    outs[i] = tensors[i]:detach()
+    recorded[i] = tensors[i].requires_grad and outs[i]
+  end
+  local id = tonumber(C.tm_custom_record(name, n, pointers(tensors, n, name), n, pointers(recorded, n, name), 0, nil))
+  if id == 0 then B.raise() end
+  B.kept[id] = node
+  return outs
+end
+
 local function apply(class, ...)
   if not rawget(class, "forward") or not rawget(class, "backward") then
     B.fail("NotImplementedError", "%s: a Function needs forward and backward", class.__name)

@@ -29,6 +29,7 @@ local mt = {}
 
 function mt.__tostring(e)
   local text = e.where ~= "" and e.where .. ": " .. e.message or e.message
+  if e.context then text = text .. "\n  " .. e.context end
   if e.cause then text = text .. "\n  caused by: " .. tostring(e.cause) end
   return text
 end
@@ -49,11 +50,16 @@ function mt.__index(_, name)
   return f
 end
 
+---@type fun(e: table)? adds `context`, a line on what ran: nn/hooks.lua names the module
+Error.locate = nil
+
 ---@param kind string class of the error, such as "ValueError"
 ---@param message string
 ---@param cause? any the error that led to this one
 function Error.new(kind, message, cause)
-  return setmetatable({ kind = kind, message = message, cause = cause, where = where() }, mt)
+  local e = setmetatable({ kind = kind, message = message, cause = cause, where = where() }, mt)
+  if Error.locate then Error.locate(e) end
+  return e
 end
 
 function Error.is(e, kind) return type(e) == "table" and getmetatable(e) == mt and (kind == nil or e.kind == kind) end

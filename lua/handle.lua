@@ -1,16 +1,13 @@
 ---handle.lua: what registering a hook returns: a number that grows through the process, and the way to remove it.
 
+local B = require "tmod.ffi"
+
 local Handle = {}
 Handle.__index = Handle
 Handle.__name = "RemovableHandle"
 
-local last = 0
-
----A number no other hook has.
-function Handle.next_id()
-  last = last + 1
-  return last
-end
+---A number no other hook has, those of tensors included.
+function Handle.next_id() return tonumber(B.C.tm_id_new()) end
 
 ---@param owner any what the hook is registered on; held weakly, so that a stored handle keeps nothing alive
 ---@param id integer

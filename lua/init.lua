@@ -163,11 +163,45 @@ function tm.scope(fn, ...)
   return finish_scope(pcall(fn, ...))
 end
 
----True if the JIT compiles a hot loop here; what it says when something is slow.
+---Counts the traces that the JIT holds.
+local function traces()
+  local util, n = require "jit.util", 0
+  for i = 1, 65535 do
+    if util.traceinfo(i) then n = n + 1 elseif i > 1000 then break end
+  end
+  return n
+end
+
+---Does a hot loop compile here? Where the JIT finds no memory near the interpreter it stays off without a word.
+local function compiles()
+  if not jit.status() then return false end
+  local before = traces()
+  loadstring "local x = 0 for i = 1, 10000 do x = x + i % 7 end return x" ()
+  return traces() > before
+end
+
+---Does a trace that starts inside a variadic function read the right argument? Debian's own LuaJIT does not
+---(docs/luajit.md, 2); tmod avoids the pattern, but programs may have it.
+local function varargs_hold()
+  local f = loadstring [[
+    local function second(n, ...)
+      for _ = 1, 3 do n = n + 1 end
+      local _, b = ...
+      return b
+    end
+    for _ = 1, 500 do
+      if second(1, 10, 20, 30) ~= 20 then return false end
+    end
+    return true
+  ]]
+  return f()
+end
+
+---What a report about speed or wrong numbers should tell: {luajit, jit, compiles, varargs, gc64, capability, threads}.
+---compiles: a hot loop becomes machine code; varargs: this LuaJIT reads `...` rightly in traces.
 function tm.doctor()
-  local jit_on = jit.status()
-  return { jit = jit_on, luajit = jit.version, capability = ffi.string(C.tm_cpu_capability()), threads = C.tm_num_threads(),
-    gc64 = ffi.abi "gc64" }
+  return { luajit = jit.version, jit = jit.status(), compiles = compiles(), varargs = varargs_hold(), gc64 = ffi.abi "gc64",
+    capability = ffi.string(C.tm_cpu_capability()), threads = C.tm_num_threads() }
 end
 
 ---Prints what an operator does: tm.help "softmax". Without a name: where to look.

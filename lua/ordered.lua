@@ -87,10 +87,10 @@ local function copy(value, seen)
 end
 
 local function copy_plain(value)
-  if OrderedDict.is(value) then return OrderedDict.clone(value) end
-  if type(value) ~= "table" or getmetatable(value) then return value end
-  local t = {}
-  for k, v in next, value do t[k] = copy_plain(v) end
+  local ordered = OrderedDict.is(value)
+  if type(value) ~= "table" or getmetatable(value) and not ordered then return value end
+  local t = ordered and OrderedDict.new() or {}
+  for k, v in (ordered and OrderedDict.pairs or pairs)(value) do t[k] = copy_plain(v) end
   return t
 end
 

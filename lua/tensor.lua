@@ -131,7 +131,9 @@ local function set(t, k, v)
   v = as_source(v, t)
   if is_tensor(k) then return put_indexed(t, { k, n = 1 }, v) end
   local view, tensors, last
-  if type(k) == "number" then view = ops.select(t, 1, k) else view, tensors, last = basic(t, k) end
+  if type(k) == "number" then view = ops.select(t, 1, k)
+  elseif type(k) ~= "table" then bad_index(k)
+  else view, tensors, last = basic(t, k) end
   if tensors then return put_indexed(view, sparse_list(tensors, last), v) end
   ops.copy_(view, v)
 end
@@ -560,7 +562,9 @@ end
 
 local function with_generator(opts, f, ...)
   if not (opts and opts.generator) then return f(...) end
-  B.generator = opts.generator._p
+  local g = opts.generator
+  if type(g) ~= "table" or not rawget(g, "_p") then B.fail("TypeError", "generator: expected a Generator, got %s", B.type_name(g)) end
+  B.generator = g._p
   local ok, t = pcall(f, ...)
   B.generator = nil
   if not ok then error(t, 0) end
@@ -691,8 +695,12 @@ end
 function Tensor.from_blob(data, sizes, opts)
   opts = opts or {}
   if type(data) ~= "cdata" then B.fail("TypeError", "from_blob: expected an ffi array or pointer, got %s", B.type_name(data)) end
+  if type(sizes) ~= "table" then B.fail("TypeError", "from_blob: expected a list of sizes, got %s", B.type_name(sizes)) end
   local n = #sizes
   if n > 8 then B.fail("ValueError", "from_blob: %d dims, at most 8", n) end
+  for i = 1, n do
+    if type(sizes[i]) ~= "number" then B.fail("TypeError", "from_blob: size %d must be a number, got %s", i, B.type_name(sizes[i])) end
+  end
   local strides
   for i = 1, n do shape_size[i - 1] = sizes[i] end
   if opts.strides then
@@ -701,11 +709,15 @@ function Tensor.from_blob(data, sizes, opts)
     for i = 1, n do strides[i - 1] = opts.strides[i] end
   end
   local dtype = B.dtype(opts.dtype or default_dtype)
-  local need, elements = ffi.sizeof(data), 1
-  for i = 1, n do elements = elements * sizes[i] end
+  local have, elements, last = ffi.sizeof(data), 1, 1 -- last: one past the furthest element
+  for i = 1, n do
+    elements = elements * sizes[i]
+    if strides then last = last + (sizes[i] - 1) * opts.strides[i] end
+  end
+  local need = (elements == 0 and 0 or strides and last or elements) * C.tm_dtype_size(dtype)
   local is_array = tostring(ffi.typeof(data)):find "%["
-  if is_array and not opts.strides and need and elements * C.tm_dtype_size(dtype) > need then
-    B.fail("ValueError", "from_blob: the array holds %d bytes, expected %d for the shape", need, elements * C.tm_dtype_size(dtype))
+  if is_array and have and need > have then
+    B.fail("ValueError", "from_blob: the array holds %d bytes, expected %d for the shape", have, need)
   end
   -- Views share the storage and may outlive this table, so the owner is kept until C buries its number.
   local id = tonumber(C.tm_id_new())

@@ -539,8 +539,15 @@ int tm_record_view(tm_call *c) {
   tm_count_up(&x->c.vb->refs);
   y->c.vb = x->c.vb;
   y->c.view_epoch = x->c.vb->epoch;
-  y->c.flags |= TM_FLAG_VIEW | (x->c.flags & TM_FLAG_NOGRAD_VIEW) | (grad_mode ? 0 : TM_FLAG_NOGRAD_VIEW);
+  y->c.flags |= TM_FLAG_VIEW | (x->c.flags & (TM_FLAG_NOGRAD_VIEW | TM_FLAG_CUSTOM_VIEW)) | (grad_mode ? 0 : TM_FLAG_NOGRAD_VIEW);
   return TM_OK;
+}
+
+/* The custom node that a tensor, or the base that it is a view of, came from. */
+static const char *custom_maker(const tm_tensor *t) {
+  const tm_node *n = t->c.fn;
+  while (n && n->kind != NODE_CUSTOM && n->nin > 0) n = n->edge[0].node;
+  return n && n->kind == NODE_CUSTOM ? n->name : "a function written in Lua";
 }
 
 int tm_check_inplace(tm_call *c, int *record) {
@@ -559,6 +566,9 @@ int tm_check_inplace(tm_call *c, int *record) {
   *record = tm_wants_record(c);
   if (x->c.flags & TM_FLAG_NOGRAD_VIEW && (*record || (vb && vb->fn)))
     return tm_fail(TM_ERUNTIME, "%s_: %s is a view made under no_grad; it cannot be changed in place where gradients are recorded", name, tm_say(x));
+  if (own && x->c.flags & TM_FLAG_CUSTOM_VIEW)
+    return tm_fail(TM_ERUNTIME, "%s_: %s shares memory with what went into %s, whose gradient the change would bypass; clone it first", name, tm_say(x),
+                   custom_maker(x));
   if (own && !c->op->vjp)
     return tm_fail(TM_ERUNTIME, "%s_: %s requires grad, and %s_ has no gradient; use tm.no_grad or detach", name, tm_say(x), name);
   if (*record && !tm_is_float(x->c.dtype)) *record = 0;
@@ -774,6 +784,8 @@ int64_t tm_custom_record(const char *name, int nin, tm_tensor *const *in, int no
     meta_of(&n->ym[k], out[k]);
     node_retain(n);
     set_history(out[k], n, k);
+    for (int i = 0; i < nin; i++)
+      if (in[i] && in[i] != out[k] && in[i]->c.storage == out[k]->c.storage) out[k]->c.flags |= TM_FLAG_CUSTOM_VIEW;
   }
   n->id = tm_tally(&hook_ids, 1);
   int64_t id = n->id;

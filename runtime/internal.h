@@ -39,6 +39,8 @@ int tm_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 
 /* Puts "name: " before the sentence if it does not begin so already; returns the code recorded. */
 int tm_fail_prefix(const char *name);
 void *tm_fail_null(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+enum { TM_SAY_COUNT = 8, TM_SAY_SIZE = 192 };
+char *tm_say_room(void); /* the next of the thread's rotating buffers, for tm_say */
 extern volatile int tm_interrupted;
 /* Polls the interrupt request: fails with TM_EINTERRUPT, clearing it. */
 static inline int tm_poll(void) { return TM_UNLIKELY(tm_interrupted) && tm_interrupt_take() ? tm_fail(TM_EINTERRUPT, "interrupted") : TM_OK; }
@@ -101,7 +103,8 @@ typedef struct tm_viewbase {
   int64_t size[TM_MAXDIM], stride[TM_MAXDIM], offset;
 } tm_viewbase;
 
-enum { TM_FLAG_REQUIRES_GRAD = 1, TM_FLAG_WRAPPED = 2, TM_FLAG_RETAINS_GRAD = 4, TM_FLAG_INFERENCE = 8, TM_FLAG_VIEW = 16, TM_FLAG_NOGRAD_VIEW = 32 };
+enum { TM_FLAG_REQUIRES_GRAD = 1, TM_FLAG_WRAPPED = 2, TM_FLAG_RETAINS_GRAD = 4, TM_FLAG_INFERENCE = 8, TM_FLAG_VIEW = 16, TM_FLAG_NOGRAD_VIEW = 32,
+       TM_FLAG_CUSTOM_VIEW = 64 }; /* shares storage with an input of the custom node that made it */
 
 /* Content: everything that tm_swap_tensors exchanges. */
 typedef struct tm_content {

@@ -50,6 +50,13 @@
   OP(sqrt, "x", unary_float, diff, "x=y0", I, "square root") \
   OP(tanh, "x", unary_float, diff, "x=y0", I, "hyperbolic tangent") \
   OP(sigmoid, "x", unary_float, diff, "x=y0", I, "1 / (1 + e^-x)") \
+  OP(erf, "x", unary_float, diff, "x=x", I, "error function") \
+  OP(expm1, "x", unary_float, diff, "x=y0", I, "e^x - 1, exact near 0") \
+  OP(log1p, "x", unary_float, diff, "x=x", I, "log(1 + x), exact near 0") \
+  OP(silu, "x", unary_float, diff, "x=x", I, "x * sigmoid(x)") \
+  OP(silu_backward, "dy, x", binary_float, none, "", H, "dy times the slope of silu") \
+  OP(gelu, "x, approximate:enum(none|tanh)=none", unary_float, diff, "x=x", I, "x times the chance that a standard normal number is below x; or an approximation of it") \
+  OP(gelu_backward, "dy, x, approximate:enum(none|tanh)=none", binary_float, none, "", H, "dy times the slope of gelu") \
   OP(relu, "x", unary, diff, "x=y0", I, "max(x, 0); gradient 0 at 0") \
   OP(clamp, "x, min:num?, max:num?", clamp, diff, "x=x", I, "x limited to [min, max]; either may be absent") \
   OP(isnan, "x", predicate, none, "", 0, "true where x is not a number") \
@@ -96,6 +103,9 @@
   OP(nll_loss, "x, target, weight:tensor?, ignore_index:int=-100, reduction:enum(none|mean|sum)=mean", nll_loss, diff, "x=target,weight,y1", H, "-weight[target] * x[target] over classes (dim 2 of x, or the only one); and the sum of the weights used") \
   OP(nll_loss_backward, "dy, target, total, weight:tensor?, shape:shape, ignore_index:int=-100, reduction:enum(none|mean|sum)=mean", nll_loss_backward, diff, "dy=target,weight", H, "gradient of nll_loss for an x of that shape") \
   OP(mse_loss, "x, target, reduction:enum(none|mean|sum)=mean", mse_loss, diff, "x=x,target target=x,target", H, "(x - target)^2, shapes broadcast") \
+  /* normalisation */ \
+  OP(layer_norm, "x, weight:tensor?, bias:tensor?, count:int, eps:num=1e-5", layer_norm, diff, "x=x,weight,y1 weight=x,y1", H, "(x - mean) / sqrt(variance + eps) over the last count dims, times weight plus bias of their shape; and means and variances, (2, rows)") \
+  OP(layer_norm_backward, "dy, x, stats, weight:tensor?, count:int, eps:num=1e-5, affine:bool=false", layer_norm_backward, none, "", H, "gradients of layer_norm: for x; for weight and bias if affine, (2, elements of a row)") \
   /* shapes: views */ \
   VIEW(view, "x, shape:shape", view, diff, "", 0, "the same elements in another shape; one size may be -1; an error if the strides forbid it") \
   VIEW(reshape, "x, shape:shape", reshape, diff, "", 0, "as view, but copies where the strides forbid a view") \

@@ -385,7 +385,7 @@ enum { BLOCK = 256 };
 GATHER(f32, float, TM_F32)
 GATHER(f64, double, TM_F64)
 
-#define MAPPED(name) \
+#define MAPPED_LOOPS(name) \
   static void name##_f32(int64_t n, void *const *p, const int64_t *s, const double *arg) { \
     (void)arg; \
     map_f32(n, p, s, tm_vec_##name##_f32); \
@@ -394,12 +394,57 @@ GATHER(f64, double, TM_F64)
     (void)arg; \
     map_f64(n, p, s, tm_vec_##name##_f64); \
   } \
-  static const tm_loops name##_loops = {name##_f32, name##_f64, NULL}; \
+  static const tm_loops name##_loops = {name##_f32, name##_f64, NULL};
+#define MAPPED(name) \
+  MAPPED_LOOPS(name) \
   int tm_##name##_cpu(tm_call *c) { return tm_elementwise(c, &name##_loops); }
 MAPPED(exp)
 MAPPED(log)
 MAPPED(tanh)
 MAPPED(sigmoid)
+MAPPED(erf)
+MAPPED(expm1)
+MAPPED(log1p)
+MAPPED(silu)
+MAPPED_LOOPS(gelu)
+MAPPED_LOOPS(gelu_tanh)
+int tm_gelu_cpu(tm_call *c) { return tm_elementwise(c, c->a[0] == 0 ? &gelu_loops : &gelu_tanh_loops); }
+
+/* The same with two operands: y = f(b, a) */
+#define GATHER2(N, T, dtype) \
+  static void map2_##N(int64_t n, void *const *p, const int64_t *s, void (*f)(int64_t, T *, const T *, const T *)) { \
+    T *y = p[0], left[BLOCK], right[BLOCK]; \
+    const T *a = p[1], *b = p[2]; \
+    if (s[0] == 1 && s[1] == 1 && s[2] == 1) { \
+      f(n, y, b, a); \
+      return; \
+    } \
+    for (int64_t i = 0; i < n; i += BLOCK) { \
+      int64_t m = TM_MIN(n - i, BLOCK); \
+      tm_convert(m, left, dtype, 1, a + i * s[1], dtype, s[1]); \
+      tm_convert(m, right, dtype, 1, b + i * s[2], dtype, s[2]); \
+      f(m, left, right, left); \
+      tm_convert(m, y + i * s[0], dtype, s[0], left, dtype, 1); \
+    } \
+  }
+GATHER2(f32, float, TM_F32)
+GATHER2(f64, double, TM_F64)
+
+#define SLOPE(name) \
+  static void name##_slope_f32(int64_t n, void *const *p, const int64_t *s, const double *arg) { \
+    (void)arg; \
+    map2_f32(n, p, s, tm_vec_##name##_slope_f32); \
+  } \
+  static void name##_slope_f64(int64_t n, void *const *p, const int64_t *s, const double *arg) { \
+    (void)arg; \
+    map2_f64(n, p, s, tm_vec_##name##_slope_f64); \
+  } \
+  static const tm_loops name##_slope_loops = {name##_slope_f32, name##_slope_f64, NULL};
+SLOPE(silu)
+SLOPE(gelu)
+SLOPE(gelu_tanh)
+int tm_silu_backward_cpu(tm_call *c) { return tm_elementwise(c, &silu_slope_loops); }
+int tm_gelu_backward_cpu(tm_call *c) { return tm_elementwise(c, c->a[0] == 0 ? &gelu_slope_loops : &gelu_tanh_slope_loops); }
 
 /* -- two operands -------------------------------------------------------------------------------------------------------- */
 
@@ -548,6 +593,59 @@ int tm_tanh_vjp(tm_vjp *v) {
 int tm_sigmoid_vjp(tm_vjp *v) {
   tm_tensor *y = v->y[0], *t = v_mul(v, v->dy[0], y);
   v_set(v, 0, v_sub(v, t, v_mul(v, t, y)));
+  return TM_OK;
+}
+
+/* dx = dy * 2 / sqrt(pi) * exp(-x^2) */
+int tm_erf_vjp(tm_vjp *v) {
+  tm_tensor *x = v->x[0];
+  v_set(v, 0, v_mul(v, v->dy[0], v_scale(v, v_exp(v, v_neg(v, v_mul(v, x, x))), 1.1283791670955126)));
+  return TM_OK;
+}
+int tm_expm1_vjp(tm_vjp *v) {
+  v_set(v, 0, v_mul(v, v->dy[0], v_shift(v, v->y[0], 1)));
+  return TM_OK;
+}
+int tm_log1p_vjp(tm_vjp *v) {
+  v_set(v, 0, v_div(v, v->dy[0], v_shift(v, v->x[0], 1)));
+  return TM_OK;
+}
+
+/* Fused, unless it is to be differentiated again: dx = dy * s * (1 + x * (1 - s)), s = sigmoid(x). */
+int tm_silu_vjp(tm_vjp *v) {
+  tm_tensor *dy = v->dy[0], *x = v->x[0], *in[2] = {dy, x};
+  if (tm_grad_mode()) {
+    tm_tensor *s = v_sigmoid(v, x), *xs = v_mul(v, x, s);
+    v_set(v, 0, v_mul(v, dy, v_add(v, s, v_sub(v, xs, v_mul(v, xs, s)))));
+  } else {
+    v_set(v, 0, v_run(v, TM_OPC_silu_backward, 2, in, NULL, NULL));
+  }
+  return TM_OK;
+}
+
+static tm_tensor *v_erf(tm_vjp *v, tm_tensor *x) { return v_run(v, TM_OPC_erf, 1, &x, NULL, NULL); }
+
+/* The slope of x * (1 + erf(x / sqrt(2))) / 2 */
+static tm_tensor *gelu_slope(tm_vjp *v, tm_tensor *x) {
+  tm_tensor *mass = v_scale(v, v_shift(v, v_erf(v, v_scale(v, x, 0.70710678118654752440)), 1), 0.5);
+  tm_tensor *density = v_scale(v, v_exp(v, v_scale(v, v_mul(v, x, x), -0.5)), 0.39894228040143267794);
+  return v_add(v, mass, v_mul(v, x, density));
+}
+
+/* The slope of x * (1 + t) / 2 with t = tanh(r * (x + c * x^3)) */
+static tm_tensor *gelu_tanh_slope(tm_vjp *v, tm_tensor *x) {
+  double r = 0.79788456080286535588, c = 0.044715;
+  tm_tensor *square = v_mul(v, x, x);
+  tm_tensor *t = v_tanh(v, v_scale(v, v_mul(v, x, v_shift(v, v_scale(v, square, c), 1)), r));
+  tm_tensor *inner = v_scale(v, v_shift(v, v_scale(v, square, 3 * c), 1), r);
+  tm_tensor *rest = v_mul(v, x, v_mul(v, v_sub(v, v_num(v, 1), v_mul(v, t, t)), inner));
+  return v_scale(v, v_add(v, v_shift(v, t, 1), rest), 0.5);
+}
+
+int tm_gelu_vjp(tm_vjp *v) {
+  tm_tensor *dy = v->dy[0], *x = v->x[0], *in[2] = {dy, x};
+  if (tm_grad_mode()) v_set(v, 0, v_mul(v, dy, v->a[0] == 0 ? gelu_slope(v, x) : gelu_tanh_slope(v, x)));
+  else v_set(v, 0, v_run(v, TM_OPC_gelu_backward, 2, in, v->a, NULL));
   return TM_OK;
 }
 

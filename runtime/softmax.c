@@ -31,16 +31,13 @@ enum { BLOCK = 1024, WIDTH = 128 }; /* elements of short rows that share one cal
   static inline void minus_##S(int64_t n, T *y, const T *x, T m) {                        \
     _Pragma("omp simd") for (int64_t i = 0; i < n; i++) y[i] = x[i] - m;                  \
   }                                                                                       \
-  static inline double sum_##S(int64_t n, const T *x) { /* in float64 from each 512 on */ \
-    double total = 0;                                                                     \
-    for (int64_t i = 0; n < 16 && i < n; i++) total += (double)x[i];                      \
-    for (int64_t j = 0; n >= 16 && j < n; j += 512) {                                                \
-      T s = 0;                                                                            \
-      int64_t e = TM_MIN(j + 512, n);                                                     \
-      _Pragma("omp simd reduction(+:s)") for (int64_t i = j; i < e; i++) s += x[i];       \
-      total += (double)s;                                                                 \
-    }                                                                                     \
-    return total;                                                                         \
+  static inline double sum_##S(int64_t n, const T *x) {                                   \
+    double sum = 0;                                                                       \
+    if (n < 16)                                                                           \
+      for (int64_t i = 0; i < n; i++) sum += (double)x[i];                                \
+    else                                                                                  \
+      _Pragma("omp simd reduction(+:sum)") for (int64_t i = 0; i < n; i++) sum += (double)x[i]; \
+    return sum;                                                                           \
   }                                                                                       \
   /* m short rows, or one of any length, contiguous. */                                   \
   TM_CLONES static void softmax_rows_##S(int64_t m, int64_t n, const T *x, T *y) {        \

@@ -299,7 +299,8 @@ static int read_numbers(const tm_tensor *t, const char *what, int64_t begin, int
       if (check_exact(v, what) != TM_OK) return TM_EVALUE;
       values[k] = (double)v;
     } else {
-      values[k] = tm_load(e, dtype);
+      double v = tm_load(e, dtype);
+      values[k] = v == v ? v : NAN; /* other NaNs look like pointers to LuaJIT: SLEEF makes some, and empty has any */
     }
     for (int i = t->c.ndim - 1; i >= 0; i--) { /* next position, row-major */
       at += t->c.stride[i];
@@ -334,10 +335,8 @@ char *tm_shape_text(char *buffer, size_t n, int ndim, const int64_t *size) {
 }
 
 const char *tm_say(const tm_tensor *t) {
-  static _Thread_local char text[8][192];
-  static _Thread_local int turn;
-  char *b = text[turn++ & 7], shape[160];
-  snprintf(b, sizeof text[0], "%s %s%s%s", types[t->c.dtype].name, tm_shape_text(shape, sizeof shape, t->c.ndim, t->c.size),
+  char *b = tm_say_room(), shape[160];
+  snprintf(b, TM_SAY_SIZE, "%s %s%s%s", types[t->c.dtype].name, tm_shape_text(shape, sizeof shape, t->c.ndim, t->c.size),
            TM_KIND(t->c.device) == TM_CPU ? "" : " on ", TM_KIND(t->c.device) == TM_CPU ? "" : tm_device_name(t->c.device));
   return b;
 }

@@ -9,11 +9,29 @@ void tm_vec_exp_f32(int64_t n, float *y, const float *x);
 void tm_vec_log_f32(int64_t n, float *y, const float *x);
 void tm_vec_tanh_f32(int64_t n, float *y, const float *x);
 void tm_vec_sigmoid_f32(int64_t n, float *y, const float *x);
+void tm_vec_erf_f32(int64_t n, float *y, const float *x);
+void tm_vec_expm1_f32(int64_t n, float *y, const float *x);
+void tm_vec_log1p_f32(int64_t n, float *y, const float *x);
+void tm_vec_silu_f32(int64_t n, float *y, const float *x);
+void tm_vec_gelu_f32(int64_t n, float *y, const float *x);
+void tm_vec_gelu_tanh_f32(int64_t n, float *y, const float *x);
+void tm_vec_silu_slope_f32(int64_t n, float *y, const float *x, const float *b); /* b times the slope at x; the others alike */
+void tm_vec_gelu_slope_f32(int64_t n, float *y, const float *x, const float *b);
+void tm_vec_gelu_tanh_slope_f32(int64_t n, float *y, const float *x, const float *b);
 void tm_vec_pow_f32(int64_t n, float *y, const float *x, const float *b);
 void tm_vec_exp_f64(int64_t n, double *y, const double *x);
 void tm_vec_log_f64(int64_t n, double *y, const double *x);
 void tm_vec_tanh_f64(int64_t n, double *y, const double *x);
 void tm_vec_sigmoid_f64(int64_t n, double *y, const double *x);
+void tm_vec_erf_f64(int64_t n, double *y, const double *x);
+void tm_vec_expm1_f64(int64_t n, double *y, const double *x);
+void tm_vec_log1p_f64(int64_t n, double *y, const double *x);
+void tm_vec_silu_f64(int64_t n, double *y, const double *x);
+void tm_vec_gelu_f64(int64_t n, double *y, const double *x);
+void tm_vec_gelu_tanh_f64(int64_t n, double *y, const double *x);
+void tm_vec_silu_slope_f64(int64_t n, double *y, const double *x, const double *b);
+void tm_vec_gelu_slope_f64(int64_t n, double *y, const double *x, const double *b);
+void tm_vec_gelu_tanh_slope_f64(int64_t n, double *y, const double *x, const double *b);
 void tm_vec_pow_f64(int64_t n, double *y, const double *x, const double *b);
 
 #endif

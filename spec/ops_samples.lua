@@ -69,6 +69,13 @@ S.log = { { P(3, 4) }, dtypes = "all", out = "float" }
 S.sqrt = { { P(3, 4) }, dtypes = "all", out = "float" }
 S.tanh = { { X(3, 4) }, dtypes = "all", out = "float" }
 S.sigmoid = { { X(3, 4) }, { X() }, dtypes = "all", out = "float" }
+S.erf = { { X(3, 4) }, dtypes = "all", out = "float" }
+S.expm1 = { { X(3, 4) }, dtypes = "all", out = "float", tol = 2 }
+S.log1p = { { P(3, 4) }, dtypes = "all", out = "float" }
+S.silu = { { X(3, 4) }, dtypes = "all", out = "float" }
+S.silu_backward = { { X(3, 4), X(3, 4) }, dtypes = "all", out = "float", tol = 2 }
+S.gelu = { { X(3, 4) }, { X(3, 4), "tanh" }, dtypes = "all", out = "float", tol = 2 }
+S.gelu_backward = { { X(3, 4), X(3, 4) }, { X(3, 4), X(3, 4), "tanh" }, dtypes = "all", out = "float", tol = 2 }
 S.relu = { { X(3, 4) }, { X() }, dtypes = "all" }
 S.clamp = { { X(3, 4), -1, 1 }, { X(3), none, 1 }, { X(3), -1 }, dtypes = "all", out = "number" }
 S.isnan = { { X(3, 4) }, dtypes = "all", out = "bool" }
@@ -117,6 +124,11 @@ S.nll_loss = { { X(3, 4), I(4, 3) }, { X(3, 4), I(4, 3), W(4), -100, "sum" }, { 
 S.nll_loss_backward = { { X(), I(4, 3), K(3), none, { 3, 4 } }, { X(3), I(4, 3), K(3), W(4), { 3, 4 }, 2, "none" },
   { X(), I(4, 2, 3), K(6), none, { 2, 4, 3 }, -100, "sum" } }
 S.mse_loss = { { X(3, 4), X(3, 4) }, { X(3, 4), X(3, 4), "sum" }, { X(3, 4), X(3, 4), "none" }, tol = 2, broadcast = { 1, 2 } }
+
+-- normalisation
+S.layer_norm = { { X(3, 4), X(4), X(4), 1 }, { X(2, 3, 4), W(3, 4), none, 2, 1e-3, zero = false }, { X(3, 4), none, none, 1 }, { X(3, 4), none, X(3, 4), 2, zero = false },
+  out = { "same", "any" }, tol = 8 }
+S.layer_norm_backward = { { X(3, 4), X(3, 4), P(2, 3), X(4), 1, 1e-5, true }, { X(3, 4), X(3, 4), P(2, 3), none, 1 }, out = { "same", "any" }, tol = 8, strided = nil }
 
 -- views
 S.view = { { X(3, 4), { 4, 3 } }, { X(2, 6), { -1, 3 }, zero = false }, { X(), { 1, 1 } }, dtypes = "all", strided = "RuntimeError" }

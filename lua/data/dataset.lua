@@ -100,7 +100,9 @@ local function random_split(dataset, sizes, opts)
   opts = require "tmod.functional".options(opts, "random_split", { seed = true })
   local n, sum, counts = dataset:len(), 0, {}
   for i, size in ipairs(sizes) do
-    if type(size) ~= "number" or size < 0 then B.fail("ValueError", "random_split: size %d is %s, expected a number from 0 on", i, tostring(size)) end
+    if type(size) ~= "number" or size < 0 then
+      B.fail("ValueError", "random_split: size %d is %s, expected a number from 0 on", i, tostring(size))
+    end
     sum, counts[i] = sum + size, size
   end
   if math.abs(sum - 1) < 1e-6 and n > 1 then -- what is left by rounding down goes to the first parts, one each

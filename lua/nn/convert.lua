@@ -5,6 +5,8 @@
 local B = require "tmod.ffi"
 local OrderedDict = require "tmod.ordered"
 local autograd = require "tmod.autograd"
+local ops = require "tmod.ops"
+local options = require "tmod.functional".options
 local parameter = require "tmod.nn.parameter"
 
 local None = parameter.None
@@ -93,7 +95,7 @@ function methods:to(a, b)
   local dtype, device
   if B.is_tensor(a) then dtype, device = a.dtype, a.device
   elseif type(a) == "table" then
-    local opts = require "tmod.functional".options(a, "to", TO)
+    local opts = options(a, "to", TO)
     dtype, device = opts.dtype, opts.device
   elseif b == nil and type(a) == "string" and B.C.tm_dtype_find(a) >= 0 then dtype = a
   else device, dtype = a, b end
@@ -109,6 +111,47 @@ end
 function methods:type(dtype)
   B.dtype(dtype)
   return convert(self, function(t) return t:to { dtype = dtype } end)
+end
+
+-- Slot by slot, unlike the conversions above: tied parameters that come from meta come apart.
+local function empty_slots(modules, device)
+  local slots = {}
+  local function empty(t)
+    local like = ops.clone(t:detach():to "meta") -- has the strides that a copy would have
+    return ops.as_strided(ops.empty({ t:numel() }, t.dtype, device), like:size(), like:stride(), 0):detach()
+  end
+  for _, module in ipairs(modules) do
+    for _, registry in ipairs { module._parameters, module._buffers } do
+      for name, t in OrderedDict.pairs(registry) do
+        if t ~= None then
+          local grad = registry == module._parameters and t.grad
+          table.insert(slots, { registry = registry, name = name, old = t, data = empty(t), grad = grad and empty(grad) or nil,
+            is_parameter = registry == module._parameters })
+        end
+      end
+    end
+  end
+  for _, slot in ipairs(slots) do
+    local t = slot.data
+    if slot.is_parameter then
+      t = replace(slot.old, slot.data)
+      t.grad = slot.grad
+    end
+    slot.registry[slot.name] = parameter.keep(t)
+  end
+end
+
+local TO_EMPTY = { device = true, recurse = true }
+
+---Uninitialised memory of the same shapes and dtypes on a device, also for modules on meta. Values are lost.
+---@param opts {device: string, recurse?: boolean} recurse = false: the module's own parameters and buffers only
+---@return nn.Module
+function methods:to_empty(opts)
+  opts = options(opts, "to_empty", TO_EMPTY)
+  if opts.device == nil then B.fail("TypeError", "to_empty: the option device is missing, as in to_empty{device = \"cpu\"}") end
+  B.device(opts.device)
+  autograd.no_grad(empty_slots, opts.recurse == false and { self } or post_order(self, {}, {}), opts.device)
+  return self
 end
 
 function methods:cpu() return cast(self, nil, "cpu") end

@@ -1,11 +1,14 @@
 ---nn: modules, their parameters, and functions on tensors. A layer's file is loaded when the layer is first asked for.
 
+local copy = require "tmod.nn.copy"
 local parameter = require "tmod.nn.parameter"
+local tuple = require "tmod.nn.args"
 
 local FILE = {
   Linear = "linear", Dropout = "dropout", Flatten = "flatten", Sequential = "container",
   ReLU = "activation", Tanh = "activation", Sigmoid = "activation", Softmax = "activation", LogSoftmax = "activation",
   Identity = "activation",
+  skip_init = "skip_init", consume_prefix_in_state_dict_if_present = "consume_prefix",
   CrossEntropyLoss = "loss", NLLLoss = "loss", MSELoss = "loss",
 }
 
@@ -14,9 +17,14 @@ local nn = {
   Parameter = parameter.Parameter, Buffer = parameter.Buffer,
   is_parameter = parameter.is_parameter, is_buffer = parameter.is_buffer,
   None = parameter.None,
+  args = tuple.args, kw = tuple.kw, is_args = tuple.is_args, is_kw = tuple.is_kw,
+  deepcopy = copy.deepcopy, copy = copy.copy,
   functional = require "tmod.functional",
   init = require "tmod.nn.initializers",
 }
+
+-- nn.register_module_forward_hook and the like: hooks for every module
+for name, fn in pairs(require "tmod.nn.hooks".functions) do nn[name] = fn end
 
 return setmetatable(nn, { __index = function(t, name)
   local file = FILE[name]

@@ -3,16 +3,19 @@
 ---An instance is a table with one private key, its state. Reads and writes of anything else reach __index and
 ---__newindex, so no assignment can go unseen. A read looks at ordinary attributes, then at the class, then at
 ---parameters, buffers and modules.
+---
+---Order of registration is order everywhere else. Lua assigns `self.a, self.b = x, y` from right to left: use a line each.
 
 local B = require "tmod.ffi"
 local OrderedDict = require "tmod.ordered"
 local errors = require "tmod.errors"
+local hooks = require "tmod.nn.hooks"
 local parameter = require "tmod.nn.parameter"
 local options = require "tmod.functional".options
 
 local None, is_parameter, is_buffer, keep = parameter.None, parameter.is_parameter, parameter.is_buffer, parameter.keep
 local is_tensor, type_name, fail = B.is_tensor, B.type_name, B.fail
-local get = OrderedDict.get
+local get, registering, global = OrderedDict.get, hooks.registering, hooks.global
 local type, rawget, setmetatable = type, rawget, setmetatable
 
 local STATE = "\0state"
@@ -90,9 +93,18 @@ local function put(s, registry, name, value)
   registry[name] = value
 end
 
-local function put_buffer(s, name, value, persistent)
-  put(s, s.buffers, name, value)
+local function put_parameter(self, s, name, value)
+  if value ~= nil then value = registering("parameter", self, name, value, is_parameter, "an nn.Parameter") end
+  put(s, s.parameters, name, value)
+end
+
+local function put_buffer(self, s, name, value, persistent)
+  put(s, s.buffers, name, registering("buffer", self, name, value, is_tensor, "a tensor"))
   s.non_persistent[name] = not persistent or nil
+end
+
+local function put_module(self, s, name, value)
+  put(s, s.modules, name, registering("module", self, name, value, is_module, "an nn.Module"))
 end
 
 ---@param name string
@@ -106,7 +118,7 @@ function Module:register_parameter(name, param)
     fail("TypeError", "%s: parameter %q must be an nn.Parameter or nil, got %s", s.class.__name, name, type_name(param))
   end
   check_leaf(s, name, param)
-  put(s, s.parameters, name, param)
+  put_parameter(self, s, name, param)
 end
 
 local PERSISTENT = { persistent = true }
@@ -124,7 +136,7 @@ function Module:register_buffer(name, tensor, opts)
   if tensor ~= nil and not is_tensor(tensor) then
     fail("TypeError", "%s: buffer %q must be a tensor or nil, got %s", s.class.__name, name, type_name(tensor))
   end
-  put_buffer(s, name, tensor, persistent ~= false)
+  put_buffer(self, s, name, tensor, persistent ~= false)
 end
 
 ---@param name string
@@ -137,7 +149,7 @@ function Module:register_module(name, module)
   check_string(s, "module", name)
   check_free(s, "module", name, s.modules)
   check_spelling(s, "module", name)
-  put(s, s.modules, name, module)
+  put_module(self, s, name, module)
 end
 Module.add_module = Module.register_module
 
@@ -164,45 +176,45 @@ local function refuse(s, name, value, slot, expected)
     is_module(value) and "module" or type_name(value), slot, name, expected)
 end
 
-local function assign_parameter(s, name, value)
+local function assign_parameter(self, s, name, value)
   check_spelling(s, "parameter", name)
   check_class(s, "parameter", name)
   check_leaf(s, name, value)
-  put(s, s.parameters, name, value)
+  put_parameter(self, s, name, value)
 end
 
-local function assign_module(s, name, value)
+local function assign_module(self, s, name, value)
   if get(s.parameters, name) ~= nil then refuse(s, name, value, "parameter", "an nn.Parameter") end
   check_class(s, "module", name)
   check_spelling(s, "module", name)
-  put(s, s.modules, name, value)
+  put_module(self, s, name, value)
 end
 
-local function assign_buffer(s, name, value)
+local function assign_buffer(self, s, name, value)
   if get(s.parameters, name) ~= nil then refuse(s, name, value, "parameter", "an nn.Parameter") end
   if get(s.modules, name) ~= nil then refuse(s, name, value, "module", "an nn.Module") end
   check_spelling(s, "buffer", name)
   check_free(s, "buffer", name, s.buffers)
-  put_buffer(s, name, value, rawget(value, "_persistent"))
+  put_buffer(self, s, name, value, rawget(value, "_persistent"))
 end
 
 local function assign(self, name, value)
   local s = state_of(self)
   if type(name) ~= "string" then return self:_set_at(name, value) end
   if type(value) == "table" then
-    if rawget(value, "_parameter") then return assign_parameter(s, name, value) end
-    if rawget(value, "_buffer") then return assign_buffer(s, name, value) end
-    if rawget(value, STATE) then return assign_module(s, name, value) end
+    if rawget(value, "_parameter") then return assign_parameter(self, s, name, value) end
+    if rawget(value, "_buffer") then return assign_buffer(self, s, name, value) end
+    if rawget(value, STATE) then return assign_module(self, s, name, value) end
   end
   if get(s.parameters, name) ~= nil then
     if value ~= nil then refuse(s, name, value, "parameter", "an nn.Parameter") end
     s.parameters[name] = None
   elseif get(s.buffers, name) ~= nil then
     if value ~= nil and not is_tensor(value) then refuse(s, name, value, "buffer", "a tensor, an nn.Buffer") end
-    put(s, s.buffers, name, value)
+    put_buffer(self, s, name, value, not s.non_persistent[name])
   elseif get(s.modules, name) ~= nil then
     if value ~= nil then refuse(s, name, value, "module", "an nn.Module") end
-    s.modules[name] = None
+    put_module(self, s, name, nil)
   else
     if type(value) == "table" then check_plain(s, name, value) end
     s.attributes[name] = value
@@ -263,13 +275,21 @@ end
 
 local function construct(class, ...)
   local s = { class = class, attributes = {}, parameters = OrderedDict.new(), buffers = OrderedDict.new(),
-    modules = OrderedDict.new(), non_persistent = {} }
+    modules = OrderedDict.new(), non_persistent = {}, hooks = hooks.new() }
   local self = setmetatable({ [STATE] = s }, instance_metatable[class])
   self:init(...)
   return self
 end
 
-local function call(self, ...) return self:forward(...) end
+local function results(_, ...) return ... end
+
+---No tail call: while forward runs, this frame tells an error in which module it is.
+local function call(self, ...)
+  local s = rawget(self, STATE) or state_of(self)
+  if s.hooks.any or global.any then return hooks.call(self, ...) end
+  return results(self, self:forward(...))
+end
+hooks.entrance(call)
 
 local function class_text(class) return "class " .. class.__name end
 
@@ -295,6 +315,16 @@ end
 
 ---Metatable of a class's instances, to give them operators.
 function Module._metatable(class) return instance_metatable[class] end
+
+---The class that made an instance.
+function Module._class(self) return state_of(self).class end
+
+---Is it an instance of this class, or of one that inherits from it?
+function Module:isinstance(class)
+  local c = state_of(self).class
+  while c and c ~= class do c = getmetatable(c).__index end
+  return c ~= nil
+end
 
 function Module:init() end
 
@@ -480,17 +510,23 @@ function Module:extra_repr() return "" end
 
 local function indent(text) return (text:gsub("\n([^\n])", "\n  %1")) end
 
-function Module:_format()
-  local lines, extra = {}, self:extra_repr()
+---The print from what extra_repr says and a line for each child.
+function Module:_join(extra, children)
+  local lines = {}
   for line in (extra == "" and "" or extra .. "\n"):gmatch "(.-)\n" do lines[#lines + 1] = line end
-  local nextra = #lines
-  for name, child in OrderedDict.pairs(state_of(self).modules) do
-    lines[#lines + 1] = "(" .. name .. "): " .. (child == None and "nil" or indent(tostring(child)))
-  end
-  local name = short_name(self)
+  local name, nextra = short_name(self), #lines
+  for i = 1, #children do lines[#lines + 1] = indent(children[i]) end
   if #lines == 0 then return name .. "()" end
   if nextra == 1 and #lines == 1 then return name .. "(" .. lines[1] .. ")" end
   return name .. "(\n  " .. table.concat(lines, "\n  ") .. "\n)"
+end
+
+function Module:_format()
+  local children = {}
+  for name, child in OrderedDict.pairs(state_of(self).modules) do
+    children[#children + 1] = "(" .. name .. "): " .. (child == None and "nil" or tostring(child))
+  end
+  return self:_join(self:extra_repr(), children)
 end
 
 ---Names of the child slots in order, for containers: a list kept until a slot comes or goes; not to be changed.
@@ -508,6 +544,7 @@ end
 
 Module._is_module, Module._short_name, Module._warn = is_module, short_name, warn
 
+for name, method in pairs(hooks.methods) do Module[name] = method end
 for _, part in ipairs { "tmod.nn.state_dict", "tmod.nn.convert" } do
   for name, method in pairs(require(part)) do Module[name] = method end
 end

@@ -1,6 +1,7 @@
 ---state_dict.lua: a module's state as a dictionary by path, and back. Keys are exactly PyTorch's.
 
 local B = require "tmod.ffi"
+local Handle = require "tmod.handle"
 local OrderedDict = require "tmod.ordered"
 local autograd = require "tmod.autograd"
 local ops = require "tmod.ops"
@@ -9,7 +10,53 @@ local options = require "tmod.functional".options
 
 local None = parameter.None
 
+local STATE = "\0state"
+
 local methods = {}
+
+-- hooks -----------------------------------------------------------------------------------------------------------------
+
+local function is_callable(fn)
+  local mt = type(fn) == "table" and getmetatable(fn)
+  return type(fn) == "function" or type(mt) == "table" and mt.__call ~= nil
+end
+
+---Gives modules register_<name>(fn), which puts fn last in the list `name` of the module's state.
+local function hook_list(name)
+  local function remove(module, id)
+    local list = rawget(module, STATE)[name]
+    for i = #list, 1, -1 do
+      if list[i].id == id then table.remove(list, i) end
+    end
+  end
+  methods["register_" .. name] = function(self, fn)
+    if not is_callable(fn) then B.fail("TypeError", "register_%s: expected a function, got %s", name, B.type_name(fn)) end
+    local s = rawget(self, STATE)
+    s[name] = s[name] or {}
+    local id = Handle.next_id()
+    table.insert(s[name], { id = id, fn = fn })
+    return Handle.new(self, id, remove)
+  end
+end
+
+---fn(module, prefix, keep_vars), before the module's own entries are saved.
+hook_list "state_dict_pre_hook"
+---fn(module, state_dict, prefix, local_metadata), after the entries of the module and all below it. It may change the
+---dictionary, which other modules' entries are in too, and returns nothing.
+hook_list "state_dict_post_hook"
+---fn(module, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, errors), before the module's
+---own entries are loaded. All tables are live, but the dictionary is not the caller's.
+hook_list "load_state_dict_pre_hook"
+---fn(module, incompatible), after the module and all below it: incompatible.missing_keys and .unexpected_keys, filled
+---so far, may be changed. It returns nothing.
+hook_list "load_state_dict_post_hook"
+
+---The functions of a list as it is now, so that hooks may change the list.
+local function hooks(module, name)
+  local list, functions = rawget(module, STATE)[name], {}
+  for i = 1, list and #list or 0 do functions[i] = list[i].fn end
+  return ipairs(functions)
+end
 
 -- saving --------------------------------------------------------------------------------------------------------------
 
@@ -29,14 +76,6 @@ function methods:save_to_state_dict(destination, prefix, keep_vars)
   end
 end
 
-local function save(module, destination, metadata, prefix, keep_vars)
-  if metadata then metadata[prefix:sub(1, -2)] = { version = module._version } end
-  module:save_to_state_dict(destination, prefix, keep_vars)
-  for name, child in OrderedDict.pairs(module._modules) do
-    if child ~= None then save(child, destination, metadata, prefix .. name .. ".", keep_vars) end
-  end
-end
-
 local STATE_DICT = { destination = true, prefix = true, keep_vars = true }
 
 ---Parameters and persistent buffers of the tree by path. The tensors share memory with the module's.
@@ -44,12 +83,27 @@ local STATE_DICT = { destination = true, prefix = true, keep_vars = true }
 ---@return OrderedDict
 function methods:state_dict(opts)
   opts = options(opts, "state_dict", STATE_DICT)
-  local destination = opts.destination
+  local destination, prefix, keep_vars = opts.destination, opts.prefix or "", opts.keep_vars or false
+  if type(prefix) ~= "string" then B.fail("TypeError", "state_dict: prefix must be a string, got %s", B.type_name(prefix)) end
   if destination == nil then
     destination = OrderedDict.new()
     destination._metadata = OrderedDict.new()
   end
-  save(self, destination, OrderedDict.is(destination) and destination._metadata, opts.prefix or "", opts.keep_vars or false)
+  local metadata = OrderedDict.is(destination) and destination._metadata
+  local own = { version = self._version }
+  if metadata then metadata[prefix:sub(1, -2)] = own end
+  for _, hook in hooks(self, "state_dict_pre_hook") do hook(self, prefix, keep_vars) end
+  self:save_to_state_dict(destination, prefix, keep_vars)
+  for name, child in OrderedDict.pairs(self._modules) do
+    if child ~= None then child:state_dict { destination = destination, prefix = prefix .. name .. ".", keep_vars = keep_vars } end
+  end
+  for _, hook in hooks(self, "state_dict_post_hook") do
+    local result = hook(self, destination, prefix, own)
+    if result ~= nil then
+      B.fail("RuntimeError", "state_dict: a post-hook of %s returned a %s; it must change the dictionary and return nothing",
+        self._short_name(self), B.type_name(result))
+    end
+  end
   return destination
 end
 
@@ -90,7 +144,7 @@ local function load_entry(module, name, target, key, value, assigning, errors)
     errors[#errors + 1] = ("%q must be a tensor, got %s"):format(key, B.type_name(value))
     return
   end
-  if target.ndim == 0 and value.ndim == 1 and value:numel() == 1 then value = value[1] end
+  if target.ndim == 0 and value.ndim == 1 and value:numel() == 1 then value = value:detach()[1] end -- of old files
   if not same_shape(target, value) then
     errors[#errors + 1] = ("size mismatch for %s: the state dictionary has %s, the module has %s"):format(key, shape_text(value), shape_text(target))
     return
@@ -122,6 +176,9 @@ end
 ---Own entries of one module; a class that reads its state otherwise, or migrates old versions, overrides this. Tables
 ---are live: keys may be changed, and messages added to missing, unexpected and errors.
 function methods:load_from_state_dict(dictionary, prefix, local_metadata, strict, missing, unexpected, errors)
+  for _, hook in hooks(self, "load_state_dict_pre_hook") do
+    hook(self, dictionary, prefix, local_metadata, strict, missing, unexpected, errors)
+  end
   local skip, known = self._non_persistent_buffers_set, {}
   for _, registry in ipairs { self._parameters, self._buffers } do
     for name, target in OrderedDict.pairs(registry) do
@@ -160,42 +217,52 @@ local function by_child(dictionary, prefix)
   return parts
 end
 
-local function entry(metadata, path)
-  if type(metadata) ~= "table" then return nil end
-  if OrderedDict.is(metadata) then return OrderedDict.get(metadata, path) end
-  return metadata[path]
+local function each(t) return (OrderedDict.is(t) and OrderedDict.pairs or pairs)(t) end
+
+---What is known of the module at a path, as a table that hooks and migrations may change.
+local function metadata_of(state, path)
+  local own, metadata = {}, state.metadata
+  if OrderedDict.is(metadata) then metadata = OrderedDict.get(metadata, path)
+  else metadata = type(metadata) == "table" and metadata[path] end
+  for k, v in each(type(metadata) == "table" and metadata or {}) do own[k] = v end
+  if state.assign then own.assign_to_params_buffers = true end
+  return own
 end
 
 local function load(module, dictionary, prefix, state)
-  local local_metadata = {}
-  for k, v in pairs(entry(state.metadata, prefix:sub(1, -2)) or {}) do local_metadata[k] = v end
-  if state.assign then local_metadata.assign_to_params_buffers = true end
-  module:load_from_state_dict(dictionary, prefix, local_metadata, true, state.missing, state.unexpected, state.errors)
+  local incompatible = state.incompatible
+  -- Strict always: both lists are complete whatever the caller asked for.
+  module:load_from_state_dict(dictionary, prefix, metadata_of(state, prefix:sub(1, -2)), true, incompatible.missing_keys,
+    incompatible.unexpected_keys, state.errors)
   local parts = by_child(dictionary, prefix)
   for name, child in OrderedDict.pairs(module._modules) do
     if child ~= None then load(child, parts[name] or OrderedDict.new(), prefix .. name .. ".", state) end
   end
+  for _, hook in hooks(module, "load_state_dict_post_hook") do
+    local result = hook(module, incompatible)
+    if result ~= nil then
+      B.fail("AssertionError", "load_state_dict: a post-hook of %s returned a %s; it must change the lists and return nothing",
+        module._short_name(module), B.type_name(result))
+    end
+  end
 end
 
 local function shallow_copy(sd)
-  if type(sd) ~= "table" or B.is_tensor(sd) then
+  if type(sd) ~= "table" or B.is_tensor(sd) or rawget(sd, STATE) then
     B.fail("TypeError", "load_state_dict: expected a dictionary of tensors by name, got %s", B.type_name(sd))
   end
-  local copy = OrderedDict.new()
-  local keys = {}
-  if OrderedDict.is(sd) then keys = OrderedDict.keys(sd) else
-    for key in pairs(sd) do keys[#keys + 1] = key end
-  end
-  for _, key in ipairs(keys) do
+  local copy, keys = OrderedDict.new(), {}
+  for key in each(sd) do
     if type(key) ~= "string" then B.fail("TypeError", "load_state_dict: keys must be strings, got a %s: %s", B.type_name(key), tostring(key)) end
+    keys[#keys + 1] = key
   end
   if OrderedDict.is(sd) then
     for _, key in ipairs(keys) do copy[key] = OrderedDict.get(sd, key) end
     return copy, sd._metadata
   end
-  table.sort(keys)
+  table.sort(keys) -- a plain table has no order
   for _, key in ipairs(keys) do copy[key] = sd[key] end
-  return copy, nil
+  return copy
 end
 
 local function quoted(keys)
@@ -221,17 +288,17 @@ local LOAD = { strict = true, assign = true }
 function methods:load_state_dict(sd, opts)
   opts = options(opts, "load_state_dict", LOAD)
   local dictionary, metadata = shallow_copy(sd)
-  local state = { metadata = metadata, assign = opts.assign, missing = {}, unexpected = {}, errors = {} }
-  load(self, dictionary, "", state)
-  local errors = state.errors
+  local incompatible, errors = setmetatable({ missing_keys = {}, unexpected_keys = {} }, result), {}
+  load(self, dictionary, "", { metadata = metadata, assign = opts.assign, incompatible = incompatible, errors = errors })
   if opts.strict ~= false then
-    if #state.unexpected > 0 then table.insert(errors, 1, "unexpected keys in the state dictionary: " .. quoted(state.unexpected)) end
-    if #state.missing > 0 then table.insert(errors, 1, "missing keys in the state dictionary: " .. quoted(state.missing)) end
+    local missing, unexpected = incompatible.missing_keys, incompatible.unexpected_keys
+    if #unexpected > 0 then table.insert(errors, 1, "unexpected keys in the state dictionary: " .. quoted(unexpected)) end
+    if #missing > 0 then table.insert(errors, 1, "missing keys in the state dictionary: " .. quoted(missing)) end
   end
   if #errors > 0 then
     B.fail("RuntimeError", "load_state_dict of " .. self._short_name(self) .. ":\n\t" .. table.concat(errors, "\n\t"))
   end
-  return setmetatable({ missing_keys = state.missing, unexpected_keys = state.unexpected }, result)
+  return incompatible
 end
 
 return methods

@@ -8,8 +8,10 @@ local Tensor = require "tmod.tensor"
 ---  g = grad + weight_decay * p;  buffer = momentum * buffer + (1 - dampening) * g, at first g
 ---  p = p - lr * (buffer, or g + momentum * buffer with nesterov)
 ---@class optim.SGD : Optimizer
----@overload fun(params: Tensor[]|function, opts?: {lr?: number, momentum?: number, dampening?: number, weight_decay?: number, nesterov?: boolean, maximize?: boolean}): Optimizer
-local SGD = Optimizer:extend("optim.SGD", { lr = 1e-3, momentum = 0, dampening = 0, weight_decay = 0, nesterov = false, maximize = false }, {
+---@overload fun(params: Tensor[]|function, opts?: {lr?: number, momentum?: number, nesterov?: boolean}): Optimizer
+local SGD = Optimizer:extend("optim.SGD", {
+  lr = 1e-3, momentum = 0, dampening = 0, weight_decay = 0, nesterov = false, maximize = false,
+}, {
   nesterov = function(on, group)
     if on and (group.momentum == 0 or group.dampening ~= 0) then return "which needs a momentum and no dampening" end
   end,
