@@ -11,7 +11,7 @@ local function pack(...) return { n = select("#", ...), ... } end
 
 -- grad modes ------------------------------------------------------------------------------------------------------
 
-local GRAD, INFERENCE = 1, 2
+local RECORDING, INFERENCE = 1, 2
 
 ---Sets grad mode and inference mode of this thread; returns what they were.
 local function set_modes(modes)
@@ -49,7 +49,7 @@ local function inference() return INFERENCE * C.tm_inference_mode() end
 ---Runs fn(...) without recording; returns its results.
 function autograd.no_grad(fn, ...) return in_modes(inference(), fn, ...) end
 ---Runs fn(...) with recording on, inside no_grad too.
-function autograd.enable_grad(fn, ...) return in_modes(GRAD + inference(), fn, ...) end
+function autograd.enable_grad(fn, ...) return in_modes(RECORDING + inference(), fn, ...) end
 ---Switches recording for this thread; returns what it was.
 function autograd.set_grad_enabled(on)
   if type(on) ~= "boolean" then B.fail("TypeError", "set_grad_enabled: expected a boolean, got %s", B.type_name(on)) end
@@ -209,13 +209,6 @@ local function run(engine)
   end
 end
 
-local function list_of(v, what)
-  if v == nil then return {} end
-  if is_tensor(v) then return { v } end
-  if type(v) ~= "table" then B.fail("TypeError", "%s: expected a tensor or a list of tensors, got %s", what, B.type_name(v)) end
-  return v
-end
-
 local function pointers(list, n, what)
   local array = ffi.new("tm_tensor *[?]", math.max(n, 1))
   for i = 1, n do
@@ -226,6 +219,62 @@ local function pointers(list, n, what)
     end
   end
   return array
+end
+
+-- cycles ----------------------------------------------------------------------------------------------------------------
+-- A hook that refers to a tensor whose graph the hook belongs to is a cycle that no collector sees: the graph keeps the
+-- hook by its number, through B.kept. So for one full collection the functions of the graph are kept by the tensors
+-- from which backward can reach them, and by nothing else.
+
+local LINKS = {} -- field of a tensor: what it leads to
+
+---Hangs what the graph's nodes keep on the tensors that lead there; returns it by number, held weakly.
+local function hang()
+  local tensors, n = {}, 0
+  for _, t in pairs(B.reg) do
+    n = n + 1
+    tensors[n] = t
+  end
+  local links = ffi.new "tm_links"
+  local found = C.tm_links_find(n, pointers(tensors, n, "collect"), links) == 0
+  local weak, vertex = setmetatable({}, { __mode = "v" }), {}
+  if found then
+    for v = 1, tonumber(links.nvertex) do vertex[v] = {} end
+    for i = 0, tonumber(links.nedge) - 1 do table.insert(vertex[tonumber(links.edge[2 * i])], vertex[tonumber(links.edge[2 * i + 1])]) end
+    for i = 0, tonumber(links.nid) - 1 do
+      local v, id = tonumber(links.id[2 * i]), tonumber(links.id[2 * i + 1])
+      table.insert(vertex[v], B.kept[id])
+      weak[id], B.kept[id] = B.kept[id], nil
+    end
+    for i = 0, tonumber(links.nroot) - 1 do
+      local t = tensors[tonumber(links.root[2 * i]) + 1]
+      rawset(t, LINKS, { rawget(t, LINKS), vertex[tonumber(links.root[2 * i + 1])] })
+    end
+  end
+  C.tm_links_free(links)
+  return weak
+end
+
+local settled = 0 -- what the graph kept after the last search
+
+---A full collection, which looks for cycles through the graph when more than before is kept there, or `always`.
+function B.collect_garbage(always)
+  local n = 0
+  for _ in pairs(B.kept) do n = n + 1 end
+  if n == 0 or depth > 0 or not (always or n > 2 * settled + 1000) then return collectgarbage() end
+  local weak = hang()
+  collectgarbage()
+  for id, value in pairs(weak) do B.kept[id] = value end
+  for _, t in pairs(B.reg) do rawset(t, LINKS, nil) end
+  settled = 0
+  for _ in pairs(B.kept) do settled = settled + 1 end
+end
+
+local function list_of(v, what)
+  if v == nil then return {} end
+  if is_tensor(v) then return { v } end
+  if type(v) ~= "table" then B.fail("TypeError", "%s: expected a tensor or a list of tensors, got %s", what, B.type_name(v)) end
+  return v
 end
 
 local OPTIONS = { retain_graph = true, create_graph = true, inputs = true }

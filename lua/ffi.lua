@@ -201,15 +201,18 @@ B.sweep = sweep
 local LARGE_HEAP = 48 * 1024 -- KB: from here a full collection costs tens of milliseconds
 local sentinel = setmetatable({}, { __mode = "v" })
 
+---A full collection; autograd.lua replaces it by one that sees cycles through the graph.
+function B.collect_garbage() collectgarbage() end
+
 ---Answers C's request. Bytes are given back by a full collection. A mere number of small tensors justifies one only
 ---while the Lua heap is small; else the sweep waits for the collector's own cycle, which the sentinel shows.
 function B.collect()
   if C.tm_memory_pressure() ~= 0 then
-    collectgarbage()
+    B.collect_garbage(true)
     sweep()
     C.tm_memory_collected()
   elseif collectgarbage "count" < LARGE_HEAP then
-    collectgarbage()
+    B.collect_garbage()
     sweep()
   elseif sentinel[1] == nil then
     sentinel[1] = {}
@@ -228,7 +231,7 @@ end
 ---A full collection and sweep now: what Lua dropped is freed on return.
 function B.collect_now()
   collectgarbage()
-  repeat collectgarbage() until not sweep()
+  repeat B.collect_garbage(true) until not sweep()
   C.tm_memory_collected()
 end
 

@@ -4,7 +4,7 @@
 ---functions, and `OrderedDict.get(d, k)` to see data only. `_metadata` is no key but an attribute, which
 ---`clone` keeps and copying key by key loses.
 
-local rawget, rawset, setmetatable, next = rawget, rawset, setmetatable, next
+local rawget, rawset, setmetatable = rawget, rawset, setmetatable
 
 -- The private fields are named by tables, which no user key can equal.
 local KEYS, VALUES, META = {}, {}, {}

@@ -1507,3 +1507,120 @@ int tm_engine_answer(tm_engine *e, int n, tm_tensor *const *result) {
   }
   return TM_OK;
 }
+
+/* -- what Lua keeps, seen from its tensors ------------------------------------------------------------------------ */
+
+/* The i-th node that a node keeps alive, or NULL; there are at most `below_count`. */
+static int below_count(const tm_node *n) { return n->nin + n->nsaved + 3; }
+static tm_node *below(const tm_node *n, int i) {
+  if (i < n->nin) return n->edge[i].node;
+  i -= n->nin;
+  if (i < n->nsaved) return n->saved[i].t ? n->saved[i].t->c.fn : NULL;
+  i -= n->nsaved;
+  if (i == 0) return n->inner;
+  if (i == 1) return n->leaf && n->leaf->c.grad ? n->leaf->c.grad->c.fn : NULL;
+  return n->leaf && n->leaf->c.vb ? n->leaf->c.vb->fn : NULL;
+}
+
+static int add_pair(int64_t **pair, int64_t *n, int64_t *room, int64_t a, int64_t b) {
+  if (*n == *room) {
+    int64_t cap = TM_MAX(64, *room * 2), *more = tm_host_realloc(*pair, (size_t)cap * 2 * sizeof *more);
+    if (!more) return TM_EMEM;
+    *pair = more, *room = cap;
+  }
+  (*pair)[2 * *n] = a, (*pair)[2 * *n + 1] = b;
+  ++*n;
+  return TM_OK;
+}
+static int add_edge(tm_links *l, int64_t from, int64_t to) { return add_pair(&l->edge, &l->nedge, &l->room[1], from, to); }
+
+/* A node on the way down, and what is to be looked at next. */
+typedef struct place { int entry, next; } place;
+
+/* In an entry, `deps` is the vertex that stands for the node (0: none so far), `wanted` tells that it stands for no
+** other, `queued` that the node is finished. */
+static int own_vertex(tm_links *l, entry *x) {
+  if (x->wanted) return TM_OK;
+  int old = x->deps;
+  x->deps = (int)++l->nvertex;
+  x->wanted = 1;
+  return old ? add_edge(l, x->deps, old) : TM_OK;
+}
+
+/* Descends from `top` without recursion. A node that leads to one vertex alone needs none of its own. */
+static int descend(tm_engine *e, tm_links *l, tm_node *top) {
+  place *stack = NULL;
+  int n = 0, cap = 0, added = 0, code = TM_OK;
+  tm_node *node = top;
+  for (;;) {
+    int k = node ? entry_of(e, node, 1, &added) : -1;
+    if (node && k < 0) goto nomem;
+    if (node && added) {
+      if (n == cap) {
+        place *more = tm_host_realloc(stack, (size_t)(cap = TM_MAX(64, cap * 2)) * sizeof *more);
+        if (!more) goto nomem;
+        stack = more;
+      }
+      stack[n++] = (place){k, 0};
+      bool marked = node->kind == NODE_CUSTOM;
+      for (hook *h = node->hooks; h && !marked; h = h->next) marked = h->id != 0;
+      if (marked) {
+        if ((code = own_vertex(l, &e->entry[k])) != TM_OK) goto done;
+        int v = e->entry[k].deps;
+        if (node->kind == NODE_CUSTOM && (code = add_pair(&l->id, &l->nid, &l->room[2], v, node->id)) != TM_OK) goto done;
+        for (hook *h = node->hooks; h; h = h->next)
+          if (h->id && (code = add_pair(&l->id, &l->nid, &l->room[2], v, h->id)) != TM_OK) goto done;
+      }
+    } else if (node && n > 0) { /* met before: its vertex is one that the node above leads to */
+      entry *x = &e->entry[k], *up = &e->entry[stack[n - 1].entry];
+      if (!x->queued && (code = own_vertex(l, x)) != TM_OK) goto done; /* a way back up: it may lead to more yet */
+      if (!up->deps) up->deps = x->deps;
+      else if (x->deps && x->deps != up->deps && ((code = own_vertex(l, up)) != TM_OK || (code = add_edge(l, up->deps, x->deps)) != TM_OK))
+        goto done;
+    }
+    node = NULL, added = 0;
+    while (n > 0 && !node) {
+      place *p = &stack[n - 1];
+      tm_node *here = e->entry[p->entry].node;
+      if (p->next < below_count(here)) {
+        node = below(here, p->next++);
+      } else { /* finished: it is met again by the one above, which takes its vertex */
+        e->entry[p->entry].queued = 1;
+        if (--n > 0) node = here;
+      }
+    }
+    if (!node) goto done;
+  }
+nomem:
+  code = TM_EMEM;
+done:
+  tm_host_free(stack);
+  return code;
+}
+
+int tm_links_find(int64_t n, tm_tensor *const *t, tm_links *l) {
+  memset(l, 0, sizeof *l);
+  if (tm_shared) return tm_fail(TM_ENOTIMPL, "links: tensors of other states may lead to what this one keeps");
+  tm_engine *e = tm_host_alloc(sizeof *e);
+  if (!e) return TM_EMEM;
+  memset(e, 0, sizeof *e);
+  int code = TM_OK;
+  for (int64_t i = 0; i < n && code == TM_OK; i++) {
+    const tm_content *c = &t[i]->c;
+    tm_node *from[] = {c->fn, c->vb ? c->vb->fn : NULL, c->grad ? c->grad->c.fn : NULL};
+    for (int k = 0; k < 3 && code == TM_OK; k++) {
+      if (!from[k] || (code = descend(e, l, from[k])) != TM_OK) continue;
+      int at = entry_of(e, from[k], 0, NULL);
+      if (e->entry[at].deps) code = add_pair(&l->root, &l->nroot, &l->room[0], i, e->entry[at].deps);
+    }
+  }
+  tm_engine_free(e);
+  return code;
+}
+
+void tm_links_free(tm_links *l) {
+  tm_host_free(l->root);
+  tm_host_free(l->edge);
+  tm_host_free(l->id);
+  memset(l, 0, sizeof *l);
+}

@@ -218,6 +218,19 @@ int64_t tm_id_new(void);
 void tm_id_bury(void *id);
 /* Ids of custom nodes, node hooks and blobs that were freed since the last call; at most `max`. */
 int tm_dead_ids(int64_t *ids, int max);
+/* For a collector of reference cycles that pass through the graph: which ids are reached from which tensors. A
+** vertex is a node of the graph that Lua keeps something for, or where ways to such nodes part. */
+typedef struct tm_links {
+  int64_t nvertex;        /* vertices are 1..nvertex */
+  int64_t nroot, nedge, nid, room[3];
+  int64_t *root;          /* [nroot][2] position in `t` from 0, vertex that it leads to */
+  int64_t *edge;          /* [nedge][2] vertex, vertex that it leads to */
+  int64_t *id;            /* [nid][2] vertex, id */
+} tm_links;
+
+/* Fills `l`, to be freed with tm_links_free also after an error. */
+int tm_links_find(int64_t n, tm_tensor *const *t, tm_links *l);
+void tm_links_free(tm_links *l);
 
 enum tm_event_kind {
   TM_EVENT_DONE,            /* the pass is complete */

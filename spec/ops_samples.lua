@@ -24,6 +24,8 @@
 ---  random     values depend on dtype; devices = false: tensors of two devices are allowed
 ---  target     places in the list of tensors that the row changes
 
+-- luacheck: no max line length
+
 local D = {} -- metatable of descriptions
 
 local function describe(kind)
@@ -144,7 +146,7 @@ S.slice = { { X(4, 3), 1, 2, 3 }, { X(3, 7), 2, 1, -1, 2 }, { X(4, 3), 1 }, { X(
 S.as_strided = { { X(12), { 3, 2 }, { 4, 1 }, 1 }, { X(3, 4), { 2, 5 }, { 3, 1 }, 2, zero = "IndexError" }, dtypes = "all", strided = false }
 
 -- joining and indexing
-S.cat = { { { X(3, 4), X(3, 2) }, 2 }, { { X(2, 4), X(1, 4), X(2, 4) } }, { { X(3), X(0), X(3) }, zero_out = { 0 } }, dtypes = "all" }
+S.cat = { { { X(3, 4), X(3, 2) }, 2 }, { { X(2, 4), X(1, 4), X(2, 4) } }, { { X(3), X(0), X(3) }, zero_out = { 0 } }, { { X(0), X(2, 3), X(2, 4) }, -1, zero = false }, dtypes = "all" }
 S.stack = { { { X(3, 4), X(3, 4) } }, { { X(3, 4), X(3, 4) }, -1 }, { { X() } }, dtypes = "all" }
 S.index_select = { { X(4, 3), 1, I(4, 3) }, { X(2, 4), -1, I(4, 5) }, { X(4), 1, I(4) }, dtypes = "all" }
 S.index_add = { { X(4, 3), 1, I(4, 5), X(5, 3) }, { X(3, 4), 2, I(4, 3), X(3, 3) }, dtypes = "all" }

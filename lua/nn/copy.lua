@@ -8,7 +8,6 @@ local B = require "tmod.ffi"
 local Handle = require "tmod.handle"
 local Module = require "tmod.nn.module"
 local OrderedDict = require "tmod.ordered"
-local autograd = require "tmod.autograd"
 local ops = require "tmod.ops"
 local parameter = require "tmod.nn.parameter"
 
@@ -38,8 +37,7 @@ end
 local function copy_tensor(t, memo)
   if parameter.is_parameter(t) then return copy_parameter(t) end
   if not t.is_leaf then
-    B.fail("RuntimeError", "deepcopy: a result of %s belongs to a graph, which cannot be copied; detach it first, or do not keep it in the module",
-      t.grad_fn)
+    B.fail("RuntimeError", "deepcopy: a result of %s belongs to a graph, which cannot be copied: detach it, or do not keep it", t.grad_fn)
   end
   local c = ops.as_strided(copy_storage(t, memo), t:size(), t:stride(), t:storage_offset()):detach()
   if t.requires_grad then c.requires_grad = true end
@@ -119,7 +117,7 @@ local function deepcopy(x, memo)
   memo = memo or {}
   memo[STORAGES], memo[HANDLES] = memo[STORAGES] or {}, {}
   share_loaded(x, memo)
-  local c = autograd.no_grad(copy, x, memo)
+  local c = copy(x, memo)
   for _, h in ipairs(memo[HANDLES]) do
     if h.owner ~= nil then h.handle._owner[1] = memo[h.owner] end
   end

@@ -5,12 +5,18 @@ local parameter = require "tmod.nn.parameter"
 local tuple = require "tmod.nn.args"
 
 local FILE = {
-  Linear = "linear", Dropout = "dropout", Flatten = "flatten", Sequential = "container",
-  ReLU = "activation", Tanh = "activation", Sigmoid = "activation", Softmax = "activation", LogSoftmax = "activation",
-  Identity = "activation",
+  Linear = "linear", Dropout = "dropout", Flatten = "flatten", Embedding = "embedding", utils = "utils",
   skip_init = "skip_init", consume_prefix_in_state_dict_if_present = "consume_prefix",
-  CrossEntropyLoss = "loss", NLLLoss = "loss", MSELoss = "loss",
 }
+for file, names in pairs {
+  container = "Sequential ModuleList ModuleDict ParameterList ParameterDict",
+  activation = "Threshold ReLU RReLU Hardtanh ReLU6 Sigmoid Hardsigmoid Tanh SiLU Mish Hardswish ELU CELU SELU GLU GELU Hardshrink "
+    .. "LeakyReLU LogSigmoid Softplus Softshrink PReLU Softsign Tanhshrink Softmin Softmax Softmax2d LogSoftmax Identity",
+  norm = "LayerNorm BatchNorm1d",
+  loss = "CrossEntropyLoss NLLLoss MSELoss L1Loss SmoothL1Loss HuberLoss BCELoss BCEWithLogitsLoss KLDivLoss",
+} do
+  for name in names:gmatch "%S+" do FILE[name] = file end
+end
 
 local nn = {
   Module = require "tmod.nn.module",

@@ -38,9 +38,8 @@ end
 
 ---Uniform numbers of +-1 / sqrt(nin) for both: for the weight it is what kaiming_uniform_ gives with a = sqrt(5).
 function Linear:reset_parameters()
-  if self.in_features == 0 then return end
   initializers.kaiming_uniform_(self.weight, { a = math.sqrt(5) })
-  local bound = 1 / math.sqrt(self.in_features)
+  local bound = self.in_features > 0 and 1 / math.sqrt(self.in_features) or 0
   if self.bias then initializers.uniform_(self.bias, -bound, bound) end
 end
 

@@ -1,14 +1,21 @@
----loss.lua: losses of F as modules. Each takes F's options; the class weights are a buffer, so they move and convert
----with the module.
+---loss.lua: losses of F as modules. Each takes F's options and shows them as fields; weights are buffers, so they move and
+---convert with the module.
 
+local B = require "tmod.ffi"
 local F = require "tmod.functional"
 local Module = require "tmod.nn.module"
 
--- Options beside weight and reduction.
+-- Buffers, and options with their defaults, beside reduction.
 local LOSSES = {
-  CrossEntropyLoss = { fn = "cross_entropy", weight = true, ignore_index = true, label_smoothing = true },
-  NLLLoss = { fn = "nll_loss", weight = true, ignore_index = true },
+  CrossEntropyLoss = { fn = "cross_entropy", buffers = { "weight" }, options = { ignore_index = -100, label_smoothing = 0 } },
+  NLLLoss = { fn = "nll_loss", buffers = { "weight" }, options = { ignore_index = -100 } },
   MSELoss = { fn = "mse_loss" },
+  L1Loss = { fn = "l1_loss" },
+  SmoothL1Loss = { fn = "smooth_l1_loss", options = { beta = 1 } },
+  HuberLoss = { fn = "huber_loss", options = { delta = 1 } },
+  BCELoss = { fn = "binary_cross_entropy", buffers = { "weight" } },
+  BCEWithLogitsLoss = { fn = "binary_cross_entropy_with_logits", buffers = { "weight", "pos_weight" } },
+  KLDivLoss = { fn = "kl_div", options = { log_target = false }, batchmean = true },
 }
 
 local REDUCTION = { mean = true, sum = true, none = true }
@@ -17,31 +24,36 @@ local classes = {}
 
 local function define(name, loss)
   local class = Module:extend("nn." .. name)
-  local fn, known = F[loss.fn], { reduction = true, weight = loss.weight, ignore_index = loss.ignore_index,
-    label_smoothing = loss.label_smoothing }
+  local fn, buffers, defaults = F[loss.fn], loss.buffers or {}, loss.options or {}
+  local known = { reduction = true }
+  for _, b in ipairs(buffers) do known[b] = true end
+  for k in pairs(defaults) do known[k] = true end
 
   function class:init(opts)
     opts = F.options(opts, class.__name, known)
-    if opts.reduction ~= nil and not REDUCTION[opts.reduction] then
-      require "tmod.ffi".fail("ValueError", "%s: reduction is %s, expected mean, sum or none", class.__name, tostring(opts.reduction))
+    local reduction = opts.reduction or "mean"
+    if not REDUCTION[reduction] and not (loss.batchmean and reduction == "batchmean") then
+      B.fail("ValueError", "%s: reduction is %s, expected %smean, sum or none", class.__name, tostring(reduction), loss.batchmean and "batchmean, " or "")
     end
-    if loss.weight then self:register_buffer("weight", opts.weight) end
-    local own = {}
-    for k, v in pairs(opts) do own[k] = v end
-    self.options = next(own) and own
+    self.reduction = reduction
+    for k, default in pairs(defaults) do
+      local v = opts[k]
+      if v == nil then v = default end
+      if type(v) ~= type(default) then B.fail("TypeError", "%s: %s must be a %s, got %s", class.__name, k, type(default), B.type_name(v)) end
+      self[k] = v
+    end
+    for _, b in ipairs(buffers) do self:register_buffer(b, opts[b]) end
   end
 
-  if loss.weight then
-    function class:forward(x, target)
-      local opts = self.options
-      if opts then opts.weight = self.weight end
-      return fn(x, target, opts)
+  function class:forward(x, target)
+    local opts = { reduction = self.reduction }
+    for k, default in pairs(defaults) do
+      if self[k] ~= default then opts[k] = self[k] end
     end
-  else
-    function class:forward(x, target) return fn(x, target, self.options) end
+    for i = 1, #buffers do opts[buffers[i]] = self[buffers[i]] end
+    return fn(x, target, opts)
   end
 
-  function class:extra_repr() return self.options and self.options.reduction and "reduction=" .. self.options.reduction or "" end
   return class
 end
 

@@ -508,7 +508,10 @@ end
 ---What stands between the brackets of the print: options, in one line or several.
 function Module:extra_repr() return "" end
 
-local function indent(text) return (text:gsub("\n([^\n])", "\n  %1")) end
+---Further lines two columns in; blank ones stay empty.
+local function indent(text)
+  return (text:gsub("\n([^\n]*)", function(line) return line:find "%S" and "\n  " .. line or "\n" end))
+end
 
 ---The print from what extra_repr says and a line for each child.
 function Module:_join(extra, children)
@@ -528,6 +531,9 @@ function Module:_format()
   end
   return self:_join(self:extra_repr(), children)
 end
+
+---The modules below as a tree of lines, with the number of each one's own parameters.
+function Module:tree() return require "tmod.nn.utils".tree(self) end
 
 ---Names of the child slots in order, for containers: a list kept until a slot comes or goes; not to be changed.
 function Module._child_names(self)

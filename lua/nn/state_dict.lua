@@ -12,7 +12,7 @@ local None = parameter.None
 
 local STATE = "\0state"
 
-local methods = {}
+local methods, NONE = {}, {}
 
 -- hooks -----------------------------------------------------------------------------------------------------------------
 
@@ -21,21 +21,22 @@ local function is_callable(fn)
   return type(fn) == "function" or type(mt) == "table" and mt.__call ~= nil
 end
 
----Gives modules register_<name>(fn), which puts fn last in the list `name` of the module's state.
+---Gives modules register_<name>(fn), which puts fn last in the list `name` of the module's hooks. A list is never
+---changed but replaced, so that hooks may add and remove some while they run.
 local function hook_list(name)
-  local function remove(module, id)
-    local list = rawget(module, STATE)[name]
-    for i = #list, 1, -1 do
-      if list[i].id == id then table.remove(list, i) end
+  local function replace(owner, id, record)
+    local list = {}
+    for _, old in ipairs(owner[name] or NONE) do
+      if old.id ~= id then list[#list + 1] = old end
     end
+    list[#list + 1] = record
+    owner[name] = list
   end
   methods["register_" .. name] = function(self, fn)
     if not is_callable(fn) then B.fail("TypeError", "register_%s: expected a function, got %s", name, B.type_name(fn)) end
-    local s = rawget(self, STATE)
-    s[name] = s[name] or {}
-    local id = Handle.next_id()
-    table.insert(s[name], { id = id, fn = fn })
-    return Handle.new(self, id, remove)
+    local owner, record = rawget(self, STATE).hooks, { id = Handle.next_id(), fn = fn }
+    replace(owner, record.id, record)
+    return Handle.new(owner, record.id, replace)
   end
 end
 
@@ -51,12 +52,7 @@ hook_list "load_state_dict_pre_hook"
 ---so far, may be changed. It returns nothing.
 hook_list "load_state_dict_post_hook"
 
----The functions of a list as it is now, so that hooks may change the list.
-local function hooks(module, name)
-  local list, functions = rawget(module, STATE)[name], {}
-  for i = 1, list and #list or 0 do functions[i] = list[i].fn end
-  return ipairs(functions)
-end
+local function each_hook(module, name) return ipairs(rawget(module, STATE).hooks[name] or NONE) end
 
 -- saving --------------------------------------------------------------------------------------------------------------
 
@@ -92,13 +88,13 @@ function methods:state_dict(opts)
   local metadata = OrderedDict.is(destination) and destination._metadata
   local own = { version = self._version }
   if metadata then metadata[prefix:sub(1, -2)] = own end
-  for _, hook in hooks(self, "state_dict_pre_hook") do hook(self, prefix, keep_vars) end
+  for _, hook in each_hook(self, "state_dict_pre_hook") do hook.fn(self, prefix, keep_vars) end
   self:save_to_state_dict(destination, prefix, keep_vars)
   for name, child in OrderedDict.pairs(self._modules) do
     if child ~= None then child:state_dict { destination = destination, prefix = prefix .. name .. ".", keep_vars = keep_vars } end
   end
-  for _, hook in hooks(self, "state_dict_post_hook") do
-    local result = hook(self, destination, prefix, own)
+  for _, hook in each_hook(self, "state_dict_post_hook") do
+    local result = hook.fn(self, destination, prefix, own)
     if result ~= nil then
       B.fail("RuntimeError", "state_dict: a post-hook of %s returned a %s; it must change the dictionary and return nothing",
         self._short_name(self), B.type_name(result))
@@ -146,7 +142,8 @@ local function load_entry(module, name, target, key, value, assigning, errors)
   end
   if target.ndim == 0 and value.ndim == 1 and value:numel() == 1 then value = value:detach()[1] end -- of old files
   if not same_shape(target, value) then
-    errors[#errors + 1] = ("size mismatch for %s: the state dictionary has %s, the module has %s"):format(key, shape_text(value), shape_text(target))
+    errors[#errors + 1] = ("size mismatch for %s: the state dictionary has %s, the module has %s")
+      :format(key, shape_text(value), shape_text(target))
     return
   end
   if not assigning and target.device == "meta" and value.device ~= "meta" then
@@ -176,8 +173,8 @@ end
 ---Own entries of one module; a class that reads its state otherwise, or migrates old versions, overrides this. Tables
 ---are live: keys may be changed, and messages added to missing, unexpected and errors.
 function methods:load_from_state_dict(dictionary, prefix, local_metadata, strict, missing, unexpected, errors)
-  for _, hook in hooks(self, "load_state_dict_pre_hook") do
-    hook(self, dictionary, prefix, local_metadata, strict, missing, unexpected, errors)
+  for _, hook in each_hook(self, "load_state_dict_pre_hook") do
+    hook.fn(self, dictionary, prefix, local_metadata, strict, missing, unexpected, errors)
   end
   local skip, known = self._non_persistent_buffers_set, {}
   for _, registry in ipairs { self._parameters, self._buffers } do
@@ -238,8 +235,8 @@ local function load(module, dictionary, prefix, state)
   for name, child in OrderedDict.pairs(module._modules) do
     if child ~= None then load(child, parts[name] or OrderedDict.new(), prefix .. name .. ".", state) end
   end
-  for _, hook in hooks(module, "load_state_dict_post_hook") do
-    local result = hook(module, incompatible)
+  for _, hook in each_hook(module, "load_state_dict_post_hook") do
+    local result = hook.fn(module, incompatible)
     if result ~= nil then
       B.fail("AssertionError", "load_state_dict: a post-hook of %s returned a %s; it must change the lists and return nothing",
         module._short_name(module), B.type_name(result))
@@ -253,7 +250,9 @@ local function shallow_copy(sd)
   end
   local copy, keys = OrderedDict.new(), {}
   for key in each(sd) do
-    if type(key) ~= "string" then B.fail("TypeError", "load_state_dict: keys must be strings, got a %s: %s", B.type_name(key), tostring(key)) end
+    if type(key) ~= "string" then
+      B.fail("TypeError", "load_state_dict: keys must be strings, got a %s: %s", B.type_name(key), tostring(key))
+    end
     keys[#keys + 1] = key
   end
   if OrderedDict.is(sd) then

@@ -112,16 +112,20 @@ case("full", [[2, 2], 7.5], lambda s, v: torch.full(s, v))
 # element-wise
 unary = {"neg": torch.neg, "abs": torch.abs, "sign": torch.sign, "exp": torch.exp, "tanh": torch.tanh,
          "sigmoid": torch.sigmoid, "relu": torch.relu, "isnan": torch.isnan, "isfinite": torch.isfinite,
-         "logical_not": torch.logical_not, "log": torch.log, "sqrt": torch.sqrt}
+         "logical_not": torch.logical_not, "log": torch.log, "sqrt": torch.sqrt, "erf": torch.erf, "expm1": torch.expm1,
+         "log1p": torch.log1p, "silu": F.silu, "gelu": F.gelu}
 for name, fn in unary.items():
-    case(name, [P(2, 5) if name in ("log", "sqrt") else R(2, 5, low=-4, high=4)], fn)
+    case(name, [P(2, 5) if name in ("log", "sqrt", "log1p") else R(2, 5, low=-4, high=4)], fn)
     case(name, [special], fn, grad=False)
-    if name not in ("neg", "abs", "sign", "relu"):
+    if name not in ("neg", "abs", "sign", "relu", "silu", "gelu"):
         case(name, [torch.tensor([0, 1, 5])], fn)
 case("relu", [torch.tensor([-1.0, 0.0, 2.0], dtype=f64)], torch.relu)
 case("abs", [torch.tensor([-1.0, 0.0, 2.0], dtype=f64)], torch.abs)
 case("abs", [torch.tensor([-3, 4], dtype=torch.int8)], torch.abs)
 case("neg", [torch.tensor([3, 200], dtype=torch.uint8)], torch.neg)
+case("gelu", [R(2, 5), "tanh"], lambda x, a: F.gelu(x, approximate=a))
+case("expm1", [torch.tensor([1e-10, -1e-10, 1e-300], dtype=f64)], torch.expm1)
+case("log1p", [torch.tensor([1e-10, -1e-10, 1e-300], dtype=f64)], torch.log1p)
 case("clamp", [R(6), -1, 0.5], lambda x, a, b: torch.clamp(x, a, b))
 case("clamp", [R(6), None, 0.5], lambda x, a, b: torch.clamp(x, max=b))
 case("clamp", [R(6), 0.25], lambda x, a: torch.clamp(x, min=a))
@@ -254,6 +258,11 @@ for reduction in ("mean", "sum", "none"):
 case("F.cross_entropy", [R(4), One(torch.tensor(2)), None, -100, "mean", 0], lambda v, t, w, i, r, s: F.cross_entropy(v, t))
 case("F.nll_loss", [logp, One(torch.full((5,), 1)), None, 2, "mean"], lambda v, t, w, i, r: F.nll_loss(v, t, ignore_index=1), grad=False)
 
+# normalisation: layer_norm's second result, means and variances, is its own
+case("F.layer_norm", [R(4, 6), P(6), R(6), 1], lambda x, w, b, n: F.layer_norm(x, (6,), w, b))
+case("F.layer_norm", [R(4, 2, 3), P(2, 3), R(2, 3), 2], lambda x, w, b, n: F.layer_norm(x, (2, 3), w, b))
+case("F.layer_norm", [R(4, 6), None, None, 1], lambda x, w, b, n: F.layer_norm(x, (6,)))
+
 # views and joining
 case("view", [R(2, 6), [3, -1]], lambda v, s: v.view(s))
 case("reshape", [R(2, 6), [4, 3]], lambda v, s: v.reshape(s))
@@ -272,6 +281,7 @@ case("as_strided", [R(10), [3, 2], [3, 1], 1], lambda v, s, t, o: v.as_strided(s
 case("as_strided", [R(6), [4, 3], [1, 1], 0], lambda v, s, t, o: v.as_strided(s, t, o))
 case("cat", [[R(2, 3), R(2, 1)], 2], lambda l, d: torch.cat(l, 1))
 case("cat", [[R(2, 3), torch.zeros(0, dtype=f64), R(1, 3)], 1], lambda l, d: torch.cat(l, 0))
+case("cat", [[torch.zeros(0, dtype=f64), R(2, 3), R(2, 1)], -1], lambda l, d: torch.cat(l, -1))
 case("cat", [[R(2), torch.tensor([1, 2])], 1], lambda l, d: torch.cat(l, 0))
 case("stack", [[R(2, 3), R(2, 3)], 3], lambda l, d: torch.stack(l, 2))
 case("index_select", [R(3, 4), 2, One(torch.tensor([3, 0, 3]))], lambda v, d, i: v.index_select(1, i))
