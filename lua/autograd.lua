@@ -209,18 +209,6 @@ local function run(engine)
   end
 end
 
-local function pointers(list, n, what)
-  local array = ffi.new("tm_tensor *[?]", math.max(n, 1))
-  for i = 1, n do
-    local t = list[i]
-    if t ~= nil and t ~= false then
-      if not is_tensor(t) then B.fail("TypeError", "%s: element %d must be a tensor, got %s", what, i, B.type_name(t)) end
-      array[i - 1] = ptr(t)
-    end
-  end
-  return array
-end
-
 -- cycles ----------------------------------------------------------------------------------------------------------------
 -- A hook that refers to a tensor whose graph the hook belongs to is a cycle that no collector sees: the graph keeps the
 -- hook by its number, through B.kept. So for one full collection the functions of the graph are kept by the tensors
@@ -235,12 +223,15 @@ local function hang()
     n = n + 1
     tensors[n] = t
   end
-  local links = ffi.new "tm_links"
-  local found = C.tm_links_find(n, pointers(tensors, n, "collect"), links) == 0
+  local array, links = ffi.new("tm_tensor *[?]", math.max(n, 1)), ffi.new "tm_links"
+  for i = 1, n do array[i - 1] = C.tm_handles_at(B.handles, tensors[i]._h) end -- NULL: released
+  local found = C.tm_links_find(n, array, links) == 0
   local weak, vertex = setmetatable({}, { __mode = "v" }), {}
   if found then
     for v = 1, tonumber(links.nvertex) do vertex[v] = {} end
-    for i = 0, tonumber(links.nedge) - 1 do table.insert(vertex[tonumber(links.edge[2 * i])], vertex[tonumber(links.edge[2 * i + 1])]) end
+    for i = 0, tonumber(links.nedge) - 1 do
+      table.insert(vertex[tonumber(links.edge[2 * i])], vertex[tonumber(links.edge[2 * i + 1])])
+    end
     for i = 0, tonumber(links.nid) - 1 do
       local v, id = tonumber(links.id[2 * i]), tonumber(links.id[2 * i + 1])
       table.insert(vertex[v], B.kept[id])
@@ -263,11 +254,12 @@ function B.collect_garbage(always)
   for _ in pairs(B.kept) do n = n + 1 end
   if n == 0 or depth > 0 or not (always or n > 2 * settled + 1000) then return collectgarbage() end
   local weak = hang()
-  collectgarbage()
+  local ok, e = pcall(collectgarbage)
   for id, value in pairs(weak) do B.kept[id] = value end
   for _, t in pairs(B.reg) do rawset(t, LINKS, nil) end
   settled = 0
   for _ in pairs(B.kept) do settled = settled + 1 end
+  if not ok then error(e, 0) end -- somebody's finalizer
 end
 
 local function list_of(v, what)
@@ -275,6 +267,18 @@ local function list_of(v, what)
   if is_tensor(v) then return { v } end
   if type(v) ~= "table" then B.fail("TypeError", "%s: expected a tensor or a list of tensors, got %s", what, B.type_name(v)) end
   return v
+end
+
+local function pointers(list, n, what)
+  local array = ffi.new("tm_tensor *[?]", math.max(n, 1))
+  for i = 1, n do
+    local t = list[i]
+    if t ~= nil and t ~= false then
+      if not is_tensor(t) then B.fail("TypeError", "%s: element %d must be a tensor, got %s", what, i, B.type_name(t)) end
+      array[i - 1] = ptr(t)
+    end
+  end
+  return array
 end
 
 local OPTIONS = { retain_graph = true, create_graph = true, inputs = true }

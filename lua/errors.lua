@@ -50,15 +50,12 @@ function mt.__index(_, name)
   return f
 end
 
----@type fun(e: table)? adds `context`, a line on what ran: nn/hooks.lua names the module
-Error.locate = nil
-
 ---@param kind string class of the error, such as "ValueError"
 ---@param message string
 ---@param cause? any the error that led to this one
 function Error.new(kind, message, cause)
   local e = setmetatable({ kind = kind, message = message, cause = cause, where = where() }, mt)
-  if Error.locate then Error.locate(e) end
+  if Error.locate then Error.locate(e) end -- nn/hooks.lua adds `context`: the module that ran
   return e
 end
 

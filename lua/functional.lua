@@ -145,7 +145,7 @@ end
 -- and no square of a far value enters the gradient.
 local function parabola_and_line(x, target, bound)
   local d = ops.abs(x - target)
-  local c = ops.clamp(d, nil, bound)
+  local c = ops.minimum(d, bound) -- and not clamp, whose gradient is 0 at NaN
   return c * c * 0.5, d - c
 end
 
@@ -234,7 +234,7 @@ end
 -- activations -----------------------------------------------------------------------------------------------------------
 
 -- Cases are chosen by `where`, and what the other case computes is kept finite, as 0 times infinity would put NaN into
--- the gradient. A NaN fails every comparison: it has to come out of the last case.
+-- the gradient. A NaN fails every comparison, so the last case is one that lets it pass.
 
 local function hardtanh(x, min, max)
   if min > max then B.fail("ValueError", "hardtanh: min_val is %g, expected at most max_val, %g", min, max) end
@@ -243,13 +243,13 @@ end
 
 local function elu(x, alpha, scale)
   local below = ops.expm1(ops.clamp(x, nil, 0)) * (alpha * (scale or 1))
-  return ops.where(ops.gt(x, 0), scale and x * scale or x, below)
+  return ops.where(ops.le(x, 0), below, scale and x * scale or x)
 end
 
 local function softplus(x, beta, threshold)
   local z = beta == 1 and x or x * beta
   local soft = ops.log1p(ops.exp(ops.clamp(z, nil, threshold)))
-  return ops.where(ops.gt(z, threshold), x, beta == 1 and soft or soft / beta)
+  return ops.where(ops.le(z, threshold), beta == 1 and soft or soft / beta, x)
 end
 
 ---name -> {arguments = {{name, default}, ...}, fn(x, ...), inplace: the form that overwrites x exists}
@@ -275,7 +275,7 @@ local ACTIVATIONS = {
   elu = { { "alpha", 1 }, inplace = true, fn = function(x, alpha) return elu(x, alpha) end },
   celu = { { "alpha", 1 }, inplace = true, fn = function(x, alpha)
     if alpha == 0 then B.fail("RuntimeError", "celu: alpha is 0, by which x is divided") end
-    return ops.where(ops.gt(x, 0), x, ops.expm1(ops.clamp(x, nil, 0) / alpha) * alpha)
+    return ops.where(ops.le(x, 0), ops.expm1(ops.clamp(x, nil, 0) / alpha) * alpha, x)
   end },
   -- Klambauer et al. 2017: the constants keep mean 0 and variance 1 from layer to layer.
   selu = { inplace = true, fn = function(x) return elu(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946) end },

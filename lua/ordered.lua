@@ -60,6 +60,9 @@ function OrderedDict:keys()
   return list
 end
 
+---The list of keys that the dictionary itself uses: it changes with the dictionary and must not be written to.
+function OrderedDict:live_keys() return rawget(self, KEYS) end
+
 ---A list of the values, in the order of their keys.
 function OrderedDict:values()
   local keys, values, list = rawget(self, KEYS), rawget(self, VALUES), {}

@@ -352,17 +352,20 @@ function Tensor:view_as(other) return ops.view(self, other:size()) end
 function Tensor:reshape_as(other) return ops.reshape(self, other:size()) end
 function Tensor:expand_as(other) return ops.expand(self, other:size()) end
 
+---A dim that may count from the end as one from 1; `name`: what its error calls it.
+local function positive_dim(t, dim, what, name)
+  local n = math.max(C.tm_tensor_ndim(ptr(t)), 1)
+  if type(dim) ~= "number" or dim % 1 ~= 0 or dim == 0 or dim > n or dim < -n then
+    B.fail("IndexError", "%s: %s %s, expected 1 to %d or -%d to -1 (dims count from 1)", what, name or "dim", tostring(dim), n, n)
+  end
+  return dim > 0 and dim or dim + n + 1
+end
+
 ---Dims first..last joined into one.
 function Tensor:flatten(first, last)
   local sizes, n = self:size(), C.tm_tensor_ndim(ptr(self))
   if n == 0 then return ops.reshape(self, 1) end
-  local function dim(d, name)
-    if type(d) ~= "number" or d % 1 ~= 0 or d == 0 or d > n or d < -n then
-      B.fail("IndexError", "flatten: %s is %s, expected 1 to %d or -%d to -1", name, tostring(d), n, n)
-    end
-    return d > 0 and d or d + n + 1
-  end
-  first, last = dim(first or 1, "first"), dim(last or -1, "last")
+  first, last = positive_dim(self, first or 1, "flatten", "first is"), positive_dim(self, last or -1, "flatten", "last is")
   if first > last then B.fail("RuntimeError", "flatten: first dim %d comes after last dim %d", first, last) end
   local to, joined = {}, 1
   for d = 1, n do
@@ -372,14 +375,6 @@ function Tensor:flatten(first, last)
     end
   end
   return ops.reshape(self, to)
-end
-
-local function positive_dim(t, dim, what)
-  local n = math.max(C.tm_tensor_ndim(ptr(t)), 1)
-  if type(dim) ~= "number" or dim % 1 ~= 0 or dim == 0 or dim > n or dim < -n then
-    B.fail("IndexError", "%s: dim %s, expected 1 to %d or -%d to -1 (dims count from 1)", what, tostring(dim), n, n)
-  end
-  return dim > 0 and dim or dim + n + 1
 end
 
 ---Views of `size` positions of dim each (the last may be smaller), or of the sizes in a list.

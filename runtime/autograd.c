@@ -1606,6 +1606,7 @@ int tm_links_find(int64_t n, tm_tensor *const *t, tm_links *l) {
   memset(e, 0, sizeof *e);
   int code = TM_OK;
   for (int64_t i = 0; i < n && code == TM_OK; i++) {
+    if (!t[i]) continue;
     const tm_content *c = &t[i]->c;
     tm_node *from[] = {c->fn, c->vb ? c->vb->fn : NULL, c->grad ? c->grad->c.fn : NULL};
     for (int k = 0; k < 3 && code == TM_OK; k++) {

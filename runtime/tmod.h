@@ -228,7 +228,7 @@ typedef struct tm_links {
   int64_t *id;            /* [nid][2] vertex, id */
 } tm_links;
 
-/* Fills `l`, to be freed with tm_links_free also after an error. */
+/* Fills `l`, to be freed with tm_links_free also after an error. t[i] may be NULL. */
 int tm_links_find(int64_t n, tm_tensor *const *t, tm_links *l);
 void tm_links_free(tm_links *l);
 

@@ -179,10 +179,17 @@ static void on_interrupt(int sig) {
   lua_sethook(state, stop, LUA_MASKCALL | LUA_MASKRET | LUA_MASKCOUNT, 1);
 }
 
-/* Without SA_RESTART, so that a script that waits for input or sleeps is woken. */
+/* Without SA_RESTART, so that a script that waits for input or sleeps is woken. On a stack of its own: oneDNN's
+** kernels use the stack pointer for other things, and a signal frame there overwrites the heap. */
 static void catch_interrupt(void) {
-  struct sigaction action = {.sa_handler = on_interrupt};
+  struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = SA_ONSTACK};
   sigaction(SIGINT, &action, NULL);
+}
+
+static void set_signal_stack(void) {
+  static char memory[1 << 16];
+  stack_t stack = {.ss_sp = memory, .ss_size = sizeof memory}, old;
+  if (sigaltstack(NULL, &old) == 0 && old.ss_flags & SS_DISABLE) sigaltstack(&stack, NULL); /* else the sanitizer has set one */
 }
 
 static void forget_interrupt(void) {
@@ -407,6 +414,7 @@ int main(int argc, char **argv) {
   luaL_openlibs(L);
   bool found = set_root(), has_script = o.script < argc;
   set_arg(L, argv, argc, o.script);
+  set_signal_stack();
   catch_interrupt();
   int status = run_text(L, setup, found ? root : NULL, NULL);
   if (!status) status = run_options(L, argv, o.script);

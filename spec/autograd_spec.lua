@@ -294,6 +294,47 @@ describe("grad modes", function()
   end)
 end)
 
+describe("grad modes of coroutines", function()
+  it("go with the coroutine that yields inside, and come back with it", function()
+    local w = leaf { 1, 2 }
+    for _, how in ipairs { { tm.no_grad, false }, { tm.enable_grad, true } } do
+      local before = not how[2]
+      tm.set_grad_enabled(before)
+      local co = coroutine.wrap(function(a)
+        return "end", how[1](function(b)
+          local c = coroutine.yield((w * 1).requires_grad, b)
+          coroutine.yield((w * 1).requires_grad, c)
+          return (w * 1).requires_grad
+        end, a)
+      end)
+      assert.same({ how[2], 1 }, { co(1) })
+      assert.equal(before, tm.is_grad_enabled())
+      assert.same({ how[2], 2 }, { co(2) })
+      assert.equal(before, tm.is_grad_enabled())
+      assert.same({ "end", how[2] }, { co() })
+      assert.equal(before, tm.is_grad_enabled())
+      tm.set_grad_enabled(true)
+    end
+    local co = coroutine.wrap(function()
+      tm.inference_mode(function()
+        coroutine.yield()
+        error "stop"
+      end)
+    end)
+    co()
+    assert.is_false(tm.ones(1):is_inference())
+    assert.is_false(pcall(co))
+    assert.is_true(tm.is_grad_enabled())
+    assert.is_false(tm.ones(1):is_inference())
+  end)
+
+  it("take objects that can be called", function()
+    local twice = setmetatable({}, { __call = function(_, x) return x * 2 end })
+    assert.same({ 4 }, tm.no_grad(twice, tm.tensor { 2 }):tolist())
+    coroutine.wrap(function() assert.same({ 4 }, tm.no_grad(twice, tm.tensor { 2 }):tolist()) end)()
+  end)
+end)
+
 describe("detach", function()
   it("shares elements and version, without history", function()
     local w = leaf { 1, 2 }
@@ -312,7 +353,8 @@ describe("detach", function()
     local w = leaf { 1, 2 }
     local y = w:exp()
     y:detach():zero_()
-    raises(function() y:sum():backward() end, "RuntimeError", "exp: a value needed for its gradient, float64 %(2,%), was changed in place: it is at version 1, expected version 0")
+    raises(function() y:sum():backward() end, "RuntimeError",
+      "exp: a value needed for its gradient, float64 %(2,%), was changed in place: it is at version 1, expected version 0")
   end)
 
   it("cuts a tensor off in place, but not a view", function()
@@ -389,7 +431,8 @@ describe("a change in place", function()
     local a = w * 1
     local y = a * a
     a:add_(1)
-    raises(function() y:sum():backward() end, "RuntimeError", "mul: a value needed for its gradient, float64 %(2,%), was changed in place: it is at version 1, expected version 0")
+    raises(function() y:sum():backward() end, "RuntimeError",
+      "mul: a value needed for its gradient, float64 %(2,%), was changed in place: it is at version 1, expected version 0")
     local x = tm.ones(2)
     local z = w * x
     x:zero_()
@@ -915,7 +958,7 @@ describe("autograd.Function", function()
       ctx:mark_non_differentiable(floor)
       return x * 2, floor, x:argmax()
     end
-    function Arg.backward(_, dy, none, position)
+    function Arg.backward(_, dy, none)
       assert.is_nil(none)
       return dy * 2
     end
@@ -1063,7 +1106,8 @@ describe("gradcheck", function()
 
   it("fails on a wrong gradient and says where", function()
     local x = leaf { 0.5, -1 }
-    raises(function() tm.autograd.gradcheck(Wrong.apply, { x }) end, "RuntimeError", "gradcheck: output 1, element 1, input 1, element 1: backward gives")
+    raises(function() tm.autograd.gradcheck(Wrong.apply, { x }) end, "RuntimeError",
+      "gradcheck: output 1, element 1, input 1, element 1: backward gives")
     local ok, text = tm.autograd.gradcheck(Wrong.apply, { x }, { raise = false })
     assert.is_false(ok)
     assert.truthy(text:find "central differences")

@@ -22,6 +22,7 @@
 ---  meta       error kind on the meta device
 ---  broadcast  positions of arguments that broadcast, beside those of type operand; false: none does
 ---  random     values depend on dtype; devices = false: tensors of two devices are allowed
+---  large      false: the first sample makes no sense with other sizes in place of 3 and 4
 ---  target     places in the list of tensors that the row changes
 
 -- luacheck: no max line length
@@ -143,7 +144,7 @@ S.expand = { { X(3, 1), { 2, 3, 4 } }, { X(3, 1), { -1, 4 } }, { X(), { 3 } }, {
 S.select = { { X(2, 3), 1, 2 }, { X(2, 3, 4), -1, -4 }, { X(2, 3), 2, 3, zero = "IndexError" }, dtypes = "all" }
 S.narrow = { { X(4, 3), 1, 2, 2 }, { X(3, 4), 2, -3, 2 }, { X(4, 3), 1, 1, 0, zero_out = { 0, 0 } }, { X(3, 4), 1, 1, 3, zero = "IndexError" }, dtypes = "all" }
 S.slice = { { X(4, 3), 1, 2, 3 }, { X(3, 7), 2, 1, -1, 2 }, { X(4, 3), 1 }, { X(4, 3), 1, 3, 2 }, dtypes = "all" }
-S.as_strided = { { X(12), { 3, 2 }, { 4, 1 }, 1 }, { X(3, 4), { 2, 5 }, { 3, 1 }, 2, zero = "IndexError" }, dtypes = "all", strided = false }
+S.as_strided = { { X(12), { 3, 2 }, { 4, 1 }, 1 }, { X(3, 4), { 2, 5 }, { 3, 1 }, 2, zero = "IndexError" }, dtypes = "all", strided = false, large = false }
 
 -- joining and indexing
 S.cat = { { { X(3, 4), X(3, 2) }, 2 }, { { X(2, 4), X(1, 4), X(2, 4) } }, { { X(3), X(0), X(3) }, zero_out = { 0 } }, { { X(0), X(2, 3), X(2, 4) }, -1, zero = false }, dtypes = "all" }
@@ -166,9 +167,9 @@ S.adam_step = { { { X(3, 4), X(3, 4), X(3, 4), P(3, 4) }, 0.1, 0.9, 0.99, 1e-3, 
   { { X(3), X(3), X(3), P(3), P(3) }, 0.1, 0.9, 0.99, 1e-3, 0.01, true, true, true, 1 }, target = { 1, 3, 4, 5 }, tol = 8 }
 
 -- used by the engine
-S.restride = { { X(3, 4), { 1, 3 } }, { X(3, 4), { 4, 1 } }, { X(), {} }, dtypes = "all", zero = { X(0, 4), { 4, 1 } }, zero_out = { 0, 4 } }
+S.restride = { { X(3, 4), { 1, 3 } }, { X(3, 4), { 4, 1 } }, { X(), {} }, dtypes = "all", zero = { X(0, 4), { 4, 1 } }, zero_out = { 0, 4 }, large = false }
 S.fill_strided = { { X(3, 4), X(2, 3), { 4, 1 }, { 2, 3 }, { 4, 1 }, 5 }, { X(3, 4), X(2, 2), { 4, 1 }, { 2, 2 }, { 1, 1 }, 3, true },
-  dtypes = "all", zero = { X(2, 4), X(0, 4), { 4, 1 }, { 0, 4 }, { 4, 1 }, 0 }, zero_out = { 2, 4 } }
+  dtypes = "all", zero = { X(2, 4), X(0, 4), { 4, 1 }, { 0, 4 }, { 4, 1 }, 0 }, zero_out = { 2, 4 }, large = false }
 S.prod_backward = { { X(3, 4), X(3), 2 }, { X(3, 4), X() }, { X(2, 4), X(1, 4), 1, true } }
 
 return { rows = S, none = none, is = function(v) return getmetatable(v) == D end }

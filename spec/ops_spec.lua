@@ -77,15 +77,52 @@ local NUMBERS, LEAVES = { X = true, P = true, U = true, W = true, K = true }, { 
 local function is_number_kind(d) return is(d) and NUMBERS[d.kind] ~= nil end
 local function is_leaf_kind(d) return is(d) and LEAVES[d.kind] ~= nil end
 
----The tensor of a description. how: dtype, device, strided, zero, grad, index (dtype of index tensors), shape.
+---Sizes 3 and 4 made large enough for several threads and blocks, and odd.
+local LARGE = { [3] = 211, [4] = 173 }
+local function enlarged(shape)
+  local to = {}
+  for i, s in ipairs(shape) do to[i] = LARGE[s] or s end
+  return to
+end
+
+---The values of a description of this shape, when there are too many for a Lua table.
+local function many(d, shape, seed)
+  local kind, g = d.kind, tm.Generator(seed)
+  if kind == "J" then -- (row + 2 * place in the row) modulo n
+    local n = LARGE[d.n] or d.n
+    local rows = tm.arange(shape[1]):view(-1, 1) + tm.arange(count { unpack(shape, 2) }):mul(2)
+    return (rows - (rows / n):long() * n + 1):view(shape)
+  end
+  local u, sign = tm.rand(shape, { dtype = "float64", generator = g }), tm.rand(shape, { dtype = "float64", generator = g })
+  if kind == "I" then return (u * (LARGE[d.n] or d.n)):long() + 1 end
+  if kind == "M" then return u:lt(0.6) end
+  if kind == "K" then return tm.full(shape, d.value, { dtype = "float64" }) end
+  if kind == "U" then return u * 0.8 + 0.1 end
+  u = u * 1.8 + 0.2
+  return kind == "X" and tm.where(sign:lt(0.5), -u, u) or u
+end
+
+---The last steps of build: dtype, strides, device, history.
+local function finish(t, d, how)
+  local kind = d.kind
+  local to = (kind == "I" or kind == "J") and (how.index or "int64") or kind == "M" and "bool" or how.dtype or "float64"
+  t = t:to(to)
+  if how.strided then t = restrided(t) end
+  if how.device then t = t:to(how.device) end
+  if how.grad and is_leaf_kind(d) and is_float(to) then t = t:detach():requires_grad_() end
+  return t
+end
+
+---The tensor of a description. how: dtype, device, strided, zero, large, grad, index (dtype of index tensors), shape.
 local function build(d, seed, how)
   local kind, shape = d.kind, how.shape or d.shape
   if kind == "nil" then return nil end
   if kind == "DT" then return how.dtype or "float64" end
   if kind == "DEV" then return how.device or "cpu" end
   if how.zero then shape = zeroed(shape) end
-  local n, next_number, values = count(shape), stream(seed), {}
   local dtype = how.dtype or "float64"
+  if how.large then return finish(many(d, enlarged(shape), seed), d, how) end
+  local n, next_number, values = count(shape), stream(seed), {}
   for i = 1, n do
     local u, sign = next_number(), next_number()
     if kind == "I" then values[i] = how.position or math.floor(u * d.n) + 1
@@ -96,14 +133,9 @@ local function build(d, seed, how)
     elseif kind == "K" then values[i] = d.value
     else values[i] = number_of(kind, u, sign, dtype) end
   end
-  local to = (kind == "I" or kind == "J") and (how.index or "int64") or kind == "M" and "bool" or dtype
   local t = n > 0 and tm.tensor(values, { dtype = "float64" }):view(shape) or tm.empty(shape, { dtype = "float64" })
   if kind == "M" then t = tm.tensor(values):view(shape) end
-  t = t:to(to)
-  if how.strided then t = restrided(t) end
-  if how.device then t = t:to(how.device) end
-  if how.grad and is_leaf_kind(d) and is_float(to) then t = t:detach():requires_grad_() end
-  return t
+  return finish(t, d, how)
 end
 
 ---All arguments of a sample; with the numbers that can be differentiated, in order, and where each stands.
@@ -129,6 +161,8 @@ local function arguments(row, sample, how)
       args[i] = list
     elseif type(d) == "table" and kinds[i].type == "shape" and how.zero then
       args[i] = zeroed(d)
+    elseif type(d) == "table" and kinds[i].type == "shape" and how.large then
+      args[i] = enlarged(d)
     else
       args[i] = d
     end
@@ -197,7 +231,7 @@ end
 
 ---Gradients of the row's results, each weighted by other numbers, for its inputs.
 local function gradients(row, sample, how, inplace)
-  how.grad = true
+  how.grad = true -- float64
   local args, leaves, places = arguments(row, sample, how)
   local outs, seeds, used = floats { as_function(row, sample, args, places, inplace)(unpack(leaves)) }, {}, {}
   for _, y in ipairs(outs) do
@@ -210,14 +244,24 @@ local function gradients(row, sample, how, inplace)
   return grad(used, leaves, { grad_outputs = seeds, allow_unused = true })
 end
 
-local function same_lists(expected, got, tol, what)
-  assert.equal(#expected, #got, what)
-  for i = 1, #expected do assert.near_tensor(expected[i], got[i], tol) end
+---Within tol * max(1, |expected|); many elements are compared without making tables of them.
+local function near(expected, got, tol)
+  if expected:numel() > 1000 and tm.is_tensor(got) and got:numel() == expected:numel() then
+    if got:allclose(expected, { rtol = tol, atol = tol, equal_nan = true }) then return end
+  end
+  assert.near_tensor(expected, got, tol)
 end
 
-local function same_gradients(expected, got, n)
+local function same_lists(expected, got, tol, what)
+  assert.equal(#expected, #got, what)
+  for i = 1, #expected do near(expected[i], got[i], tol) end
+end
+
+local function same_gradients(expected, got, n, tol)
   for i = 1, n do
-    if expected[i] or got[i] then assert.near_tensor(expected[i] or tm.zeros_like(got[i]), got[i] or tm.zeros_like(expected[i]), 1e-12) end
+    if expected[i] or got[i] then
+      near(expected[i] or tm.zeros_like(got[i]), got[i] or tm.zeros_like(expected[i]), tol or 1e-12)
+    end
   end
 end
 
@@ -328,35 +372,19 @@ local function check_zero(row, rules, sample)
   end
 end
 
-local function out_dtype(rule, dtype)
-  if rule == "same" then return dtype end
-  if rule == "float" then return is_float(dtype) and dtype or "float32" end
-  if rule == "sum" then return is_float(dtype) and dtype or "int64" end
-  if rule == "number" then return dtype == "bool" and "int64" or dtype end
-  return rule
-end
-
-local function check_dtype(row, rules, sample, dtype)
-  local args = arguments(row, sample, { dtype = dtype })
-  local ref_args = arguments(row, sample, { dtype = dtype }) -- to be widened: the numbers as this dtype rounded them
-  for i = 1, ref_args.n do
-    local function widened(d, v) return is_number_kind(d) and v:to "float64" or is(d) and d.kind == "DT" and "float64" or v end
-    if is(sample[i]) then ref_args[i] = widened(sample[i], ref_args[i])
-    elseif ops.args(row)[i] and ops.args(row)[i].type == "tensors" then
-      for k = 1, ref_args[i].n do ref_args[i][k] = widened(sample[i][k], ref_args[i][k]) end
+---The same arguments in float64.
+local function widen(row, sample, args)
+  local function widened(d, v)
+    if is_number_kind(d) then return v:to "float64" end
+    return is(d) and d.kind == "DT" and "float64" or v
+  end
+  for i = 1, args.n do
+    if is(sample[i]) then args[i] = widened(sample[i], args[i])
+    elseif type(args[i]) == "table" and ops.args(row)[i].type == "tensors" then
+      for k = 1, args[i].n do args[i][k] = widened(sample[i][k], args[i][k]) end
     end
   end
-  local results, reference = call(row, sample, args), call(row, sample, ref_args)
-  local rule = option(sample, rules, "out") or "same"
-  for i, y in ipairs(results) do
-    local expected = out_dtype(type(rule) == "table" and rule[i] or rule, dtype)
-    if expected ~= "any" then assert.equal(expected, y.dtype) end
-    if not rules.random then
-      local tol = (TOLERANCE[y.dtype] or 0) * (rules.tol or 1)
-      if is_float(dtype) then tol = math.max(tol, TOLERANCE[dtype] * (is_float(y.dtype) and rules.tol or 0)) end
-      assert.near_tensor(reference[i]:to(y.dtype):double(), y:double(), tol)
-    end
-  end
+  return args
 end
 
 local function uses_dtype(sample)
@@ -371,6 +399,62 @@ local function uses_dtype(sample)
     end
   end
   return false
+end
+
+---On tens of thousands of elements: several threads, other strides and other dtypes take other paths to the same result.
+local function check_large(row, rules, sample)
+  if sample ~= rules[1] or rules.large == false then return end
+  local strides = option(sample, rules, "strided") == nil
+  local function run(how)
+    how.large = true
+    return call(row, sample, (arguments(row, sample, how)))
+  end
+  local parallel = run {}
+  local threads = tm.get_num_threads()
+  tm.set_num_threads(1)
+  local ok, err = pcall(function()
+    local expected, tol = run {}, 1e-11
+    if row.name ~= "empty" then
+      same_lists(expected, parallel, tol, "results of several threads")
+      if strides then same_lists(expected, run { strided = true }, tol, "results for other strides") end
+    end
+    for _, dtype in ipairs(not rules.random and uses_dtype(sample) and { "float32", "float16" } or {}) do
+      local reference = call(row, sample, widen(row, sample, arguments(row, sample, { dtype = dtype, large = true })))
+      for i, y in ipairs(run { dtype = dtype }) do
+        near(reference[i]:to(y.dtype):double(), y:double(), 20 * TOLERANCE[dtype] * (rules.tol or 1))
+      end
+    end
+    if strides and differentiable(row, sample) then
+      local _, leaves = arguments(row, sample)
+      same_gradients(gradients(row, sample, { large = true }), gradients(row, sample, { large = true, strided = true }), #leaves, tol)
+    end
+  end)
+  tm.set_num_threads(threads)
+  if not ok then error(err, 0) end
+end
+
+local function out_dtype(rule, dtype)
+  if rule == "same" then return dtype end
+  if rule == "float" then return is_float(dtype) and dtype or "float32" end
+  if rule == "sum" then return is_float(dtype) and dtype or "int64" end
+  if rule == "number" then return dtype == "bool" and "int64" or dtype end
+  return rule
+end
+
+local function check_dtype(row, rules, sample, dtype)
+  local args = arguments(row, sample, { dtype = dtype })
+  local ref_args = widen(row, sample, arguments(row, sample, { dtype = dtype })) -- the numbers as this dtype rounded them
+  local results, reference = call(row, sample, args), call(row, sample, ref_args)
+  local rule = option(sample, rules, "out") or "same"
+  for i, y in ipairs(results) do
+    local expected = out_dtype(type(rule) == "table" and rule[i] or rule, dtype)
+    if expected ~= "any" then assert.equal(expected, y.dtype) end
+    if not rules.random then
+      local tol = (TOLERANCE[y.dtype] or 0) * (rules.tol or 1)
+      if is_float(dtype) then tol = math.max(tol, TOLERANCE[dtype] * (is_float(y.dtype) and rules.tol or 0)) end
+      assert.near_tensor(reference[i]:to(y.dtype):double(), y:double(), tol)
+    end
+  end
 end
 
 local function check_dtypes(row, rules, sample)
@@ -537,6 +621,7 @@ local ALWAYS = {
   { "gives the same for other strides", check_strides },
   { "knows shapes and dtypes on the meta device", check_meta },
   { "takes zero sizes", check_zero },
+  { "takes many elements", check_large },
   { "works in every dtype that it claims and refuses the others", check_dtypes },
 }
 local IF = {

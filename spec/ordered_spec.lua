@@ -13,7 +13,7 @@ end
 local function keys_of(d) return table.concat(OrderedDict.keys(d), " ") end
 
 describe("OrderedDict", function()
-  it("keeps the order of first insertion and replaces in place", function()
+  it("M7: keeps the order of first insertion and replaces in place", function()
     local d = OrderedDict.new()
     for i, k in ipairs {"z", "a", 3, 1} do d[k] = i end
     d.z = 10
@@ -22,7 +22,7 @@ describe("OrderedDict", function()
     assert.equal(4, d:len())
   end)
 
-  it("puts a key that was deleted and set again last", function()
+  it("M7: puts a key that was deleted and set again last", function()
     local d = abc()
     d.a = nil
     assert.equal("b c", keys_of(d))
@@ -41,7 +41,7 @@ describe("OrderedDict", function()
     assert.equal(1, d:len())
   end)
 
-  it("reads data before methods", function()
+  it("M7: reads data before methods", function()
     local d = OrderedDict.new()
     assert.is_function(d.keys)
     assert.is_nil(OrderedDict.get(d, "keys"))
@@ -54,7 +54,7 @@ describe("OrderedDict", function()
     assert.is_function(d.keys)
   end)
 
-  it("iterates over a snapshot", function()
+  it("M7: iterates over a snapshot", function()
     local d, seen = abc(), {}
     for k, v in d:pairs() do
       seen[#seen + 1] = k .. v
@@ -63,6 +63,25 @@ describe("OrderedDict", function()
     end
     assert.same({"a1", "b2", "c3"}, seen)
     assert.equal("aa bb cc", keys_of(d))
+  end)
+
+  it("M8: answers # and pairs where the LuaJIT asks tables for them, and len() and pairs() everywhere", function()
+    local d = abc()
+    local mt = getmetatable(d)
+    assert.equal(3, d:len())
+    assert.equal(3, mt.__len(d))
+    local seen = {}
+    for k, v in mt.__pairs(d) do seen[#seen + 1] = k .. v end
+    assert.same({"a1", "b2", "c3"}, seen)
+  end)
+
+  it("shows the list of its keys, which follows it", function()
+    local d = abc()
+    local keys = OrderedDict.live_keys(d)
+    d.a = nil
+    d.z = 1
+    assert.same({"b", "c", "z"}, keys)
+    assert.equal(keys, OrderedDict.live_keys(d))
   end)
 
   it("carries metadata that is no key", function()

@@ -167,7 +167,7 @@ end
 ---No input leads to an inputs' node: the hooks run here, before the module's own backward.
 local function run_without_inputs(pass, grad_output)
   if #pass.after == 0 then return end
-  warn_once(pass.module, "backward hook of %s: no input requires grad, so it gets no grad_input and runs before the gradients of its parameters",
+  warn_once(pass.module, "backward hook of %s: no input requires grad, so it gets no grad_input and runs before the module's own backward",
     short_name(pass.module))
   for _, hook in ipairs(pass.after) do
     local grad_input = args()
@@ -189,7 +189,8 @@ function Output:run(grads)
   grad_output.n = pass.noutputs
   for k, i in ipairs(self.index) do grad_output[i] = grads[k] end
   for _, hook in ipairs(pass.before) do
-    grad_output = gradients(pass, "grad_output", args(hook.fn(pass.module, copy(grad_output))), grad_output, self.places)
+    local results = args(hook.fn(pass.module, copy(grad_output)))
+    grad_output = gradients(pass, "grad_output", results, grad_output, self.places)
   end
   if pass.has_input then pass.grad_output = grad_output else run_without_inputs(pass, grad_output) end
   return pick(grad_output, self.index)
@@ -212,7 +213,8 @@ function Input:run(grads)
   if grad_output then
     pass.grad_output = nil
     for _, hook in ipairs(pass.after) do
-      grad_input = gradients(pass, "grad_input", args(hook.fn(pass.module, copy(grad_input), copy(grad_output))), grad_input, self.places)
+      local results = args(hook.fn(pass.module, copy(grad_input), copy(grad_output)))
+      grad_input = gradients(pass, "grad_input", results, grad_input, self.places)
     end
   end
   return pick(grad_input, self.index)
@@ -232,7 +234,8 @@ local function through_node(pass, values, class)
   end
   if not (wanted and autograd.is_grad_enabled()) then return values, false end
   local new = copy(values)
-  for k, t in ipairs(autograd.identity("the backward hooks of " .. short_name(pass.module), tensors, node)) do new[node.index[k]] = t end
+  local views = autograd.identity("the backward hooks of " .. short_name(pass.module), tensors, node)
+  for k, i in ipairs(node.index) do new[i] = views[k] end
   return new, true
 end
 
@@ -246,7 +249,8 @@ local function wrap_output(pass, output)
   local only = output.n == 1 and output[1]
   if is_args(only) then return args(wrap_output(pass, only)) end
   if output.n == 1 and not is_tensor(only) then
-    warn_once(pass.module, "backward hooks of %s do not run: forward must return tensors, got a %s", short_name(pass.module), type_name(output[1]))
+    warn_once(pass.module, "backward hooks of %s do not run: forward must return tensors, got a %s", short_name(pass.module),
+      type_name(output[1]))
     return output
   end
   pass.noutputs = output.n
@@ -262,7 +266,8 @@ local function run_pre_hooks(call)
       local new, named = results[1], results[2]
       if results.n > 1 or new ~= nil then
         if results.n ~= 2 or not is_args(new) or type(named) ~= "table" or is_tensor(named) or is_args(named) then
-          fail("RuntimeError", "forward pre-hook of %s: with_kwargs it must return nn.args(...) and a table of named arguments, or nothing; got %s",
+          fail("RuntimeError",
+            "forward pre-hook of %s: with_kwargs it must return nn.args(...) and a table of named arguments, or nothing; got %s",
             short_name(call.module), texts(results))
         end
         call.args, call.kw = copy(new), kw(named)
@@ -326,7 +331,9 @@ function hooks.call(self, ...)
   local values = args(...)
   local call = { module = self, hooks = rawget(self, STATE).hooks, args = values, started = {} }
   for i = 1, values.n - 1 do
-    if is_kw(values[i]) then fail("TypeError", "%s: nn.kw must be the last argument, not number %d of %d", short_name(self), i, values.n) end
+    if is_kw(values[i]) then
+      fail("TypeError", "%s: nn.kw must be the last argument, not number %d of %d", short_name(self), i, values.n)
+    end
   end
   call.has_kw = values.n > 0 and is_kw(values[values.n])
   call.kw = kw(call.has_kw and values[values.n] or {})
@@ -399,7 +406,8 @@ function B.Error.locate(e)
   busy = false
   if not ok or not path then return end
   e.module, e.inputs = path, arguments
-  e.context = ("in %s%s, called with %s"):format(path, path == class and "" or " (" .. class .. ")", arguments == "" and "nothing" or arguments)
+  e.context = ("in %s%s, called with %s"):format(path, path == class and "" or " (" .. class .. ")",
+    arguments == "" and "nothing" or arguments)
 end
 
 -- registration ----------------------------------------------------------------------------------------------------------
@@ -412,7 +420,8 @@ function hooks.registering(kind, module, name, value, is, expected)
     local new = hook.fn(module, name, value)
     if new ~= nil then
       if not is(new) then
-        fail("TypeError", "%s registration hook: returned a %s for %q of %s, expected %s", kind, type_name(new), name, short_name(module), expected)
+        fail("TypeError", "%s registration hook: returned a %s for %q of %s, expected %s", kind, type_name(new), name, short_name(module),
+          expected)
       end
       value = new
     end
@@ -459,7 +468,8 @@ function methods:register_full_backward_pre_hook(fn, opts)
 end
 
 function methods.register_backward_hook()
-  fail("NotImplementedError", "register_backward_hook: its gradients are wrong for modules of several operators; use register_full_backward_hook")
+  fail("NotImplementedError",
+    "register_backward_hook: its gradients are wrong for modules of several operators; use register_full_backward_hook")
 end
 
 local functions = {}

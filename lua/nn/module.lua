@@ -13,7 +13,7 @@ local hooks = require "tmod.nn.hooks"
 local parameter = require "tmod.nn.parameter"
 local options = require "tmod.functional".options
 
-local None, is_parameter, is_buffer, keep = parameter.None, parameter.is_parameter, parameter.is_buffer, parameter.keep
+local None, is_parameter, keep, flag = parameter.None, parameter.is_parameter, parameter.keep, parameter.flag
 local is_tensor, type_name, fail = B.is_tensor, B.type_name, B.fail
 local get, registering, global = OrderedDict.get, hooks.registering, hooks.global
 local type, rawget, setmetatable = type, rawget, setmetatable
@@ -31,8 +31,11 @@ local function is_module(m) return type(m) == "table" and rawget(m, STATE) ~= ni
 
 local function state_of(self)
   local s = type(self) == "table" and rawget(self, STATE)
-  if not s then fail("AttributeError", "%s: made without its constructor; call the class", type_name(self)) end
-  return s
+  if s then return s end
+  if instance_metatable[self] then fail("TypeError", "%s is no module but a class: call it to make one", self.__name) end
+  local mt = getmetatable(self)
+  if type(mt) == "table" and mt.class then fail("AttributeError", "%s: made without its constructor; call the class", mt.__name) end
+  return fail("TypeError", "expected a module, got %s; its methods are called with ':', as in m:train()", type_name(self))
 end
 
 ---Class name without the package.
@@ -83,7 +86,7 @@ end
 -- The only places where slots change.
 
 local function remove(s, name)
-  s.attributes[name], s.child_names = nil, nil
+  s.attributes[name] = nil
   s.parameters[name], s.buffers[name], s.modules[name], s.non_persistent[name] = nil, nil, nil, nil
 end
 
@@ -121,22 +124,19 @@ function Module:register_parameter(name, param)
   put_parameter(self, s, name, param)
 end
 
-local PERSISTENT = { persistent = true }
-
 ---@param name string
 ---@param tensor? Tensor
 ---@param opts? boolean | {persistent?: boolean} persistent (default true): saved in state_dict
 function Module:register_buffer(name, tensor, opts)
   local s = state_of(self)
-  local persistent = opts
-  if type(opts) ~= "boolean" then persistent = options(opts, "register_buffer", PERSISTENT).persistent end
+  local persistent = flag("register_buffer", "persistent", opts)
   check_string(s, "buffer", name)
   check_spelling(s, "buffer", name)
   check_free(s, "buffer", name, s.buffers)
   if tensor ~= nil and not is_tensor(tensor) then
     fail("TypeError", "%s: buffer %q must be a tensor or nil, got %s", s.class.__name, name, type_name(tensor))
   end
-  put_buffer(self, s, name, tensor, persistent ~= false)
+  put_buffer(self, s, name, tensor, persistent)
 end
 
 ---@param name string
@@ -277,39 +277,65 @@ local function construct(class, ...)
   local s = { class = class, attributes = {}, parameters = OrderedDict.new(), buffers = OrderedDict.new(),
     modules = OrderedDict.new(), non_persistent = {}, hooks = hooks.new() }
   local self = setmetatable({ [STATE] = s }, instance_metatable[class])
-  self:init(...)
+  local result = self:init(...)
+  if result ~= nil then fail("TypeError", "%s: init must return nothing, got %s", class.__name, type_name(result)) end
   return self
 end
 
-local function results(_, ...) return ... end
-
----No tail call: while forward runs, this frame tells an error in which module it is.
-local function call(self, ...)
-  local s = rawget(self, STATE) or state_of(self)
-  if s.hooks.any or global.any then return hooks.call(self, ...) end
-  return results(self, self:forward(...))
+---All results and their number.
+local function counted(...)
+  local n = select("#", ...)
+  if n <= 3 then return n, ... end
+  return n, { ... }
 end
-hooks.entrance(call)
+
+-- Calling an instance. While forward runs, this frame tells an error in which module it is. It returns without a tail
+-- call, of which a trace may have 15; and each class has a prototype of its own, of which a trace may nest 3: so a whole
+-- model compiles.
+local CALL = [[
+local STATE, state_of, hooks_call, global, counted, rawget, unpack = ...
+return function(self, ...)
+  local s = rawget(self, STATE) or state_of(self)
+  if s.hooks.any or global.any then return hooks_call(self, ...) end
+  local n, a, b, c = counted((s.attributes.forward or s.class.forward)(self, ...))
+  if n == 1 then return a end
+  if n == 0 then return end
+  if n == 2 then return a, b end
+  if n == 3 then return a, b, c end
+  return unpack(a, 1, n)
+end]]
+
+local function make_call(class)
+  local call = loadstring(CALL, "=[tmod call of " .. class.__name .. "]")(STATE, state_of, hooks.call, global, counted, rawget, unpack)
+  hooks.entrance(call)
+  return call
+end
 
 local function class_text(class) return "class " .. class.__name end
 
 local function set_up(class, parent)
   local mt = {}
   for event, f in pairs(instance_metatable[parent] or {}) do mt[event] = f end
-  mt.__name, mt.__index, mt.__newindex = class.__name, reader(class), assign
+  mt.class, mt.__name = class, class.__name
+  mt.__index, mt.__newindex, mt.__call = reader(class), assign, make_call(class)
   instance_metatable[class] = mt
-  return setmetatable(class, { __index = parent, __call = construct, __name = "class", __tostring = class_text })
+  return setmetatable(class, { __index = parent, __call = construct, __name = class_text(class), __tostring = class_text })
 end
 
 set_up(Module)
 local base = instance_metatable[Module]
-base.__call = call
 function base.__tostring(self) return self:_format() end
 
 ---A class that inherits from this one; Class(...) makes an instance and runs Class.init(self, ...).
 ---@param name string
 function Module:extend(name)
-  if type(name) ~= "string" then fail("TypeError", "extend: the class name must be a string, got %s", type_name(name)) end
+  if not instance_metatable[self] then
+    fail("TypeError", "extend: expected a class, as in nn.Module:extend \"Net\", got %s", type_name(self))
+  end
+  if type(name) ~= "string" then
+    fail("TypeError", "extend: a class needs a name, as in nn.Module:extend \"Net\", got %s", type_name(name))
+  end
+  if not name:find "[^.]$" then fail("ValueError", "extend: %q is no name of a class", name) end
   return set_up({ __name = name }, self)
 end
 
@@ -351,6 +377,20 @@ end
 
 local function join(prefix, name) return prefix == "" and name or prefix .. "." .. name end
 
+---An option that is true or false.
+local function flag_of(opts, what, name, default)
+  local value = opts[name]
+  if value == nil then return default end
+  if type(value) ~= "boolean" then fail("TypeError", "%s: %s must be a boolean, got %s", what, name, type_name(value)) end
+  return value
+end
+
+local function prefix_of(opts, what)
+  local prefix = opts.prefix or ""
+  if type(prefix) ~= "string" then fail("TypeError", "%s: prefix must be a string, got %s", what, type_name(prefix)) end
+  return prefix
+end
+
 local function add_modules(module, prefix, seen, names, list)
   if seen then
     if seen[module] then return end
@@ -364,25 +404,29 @@ end
 
 local WALK = { prefix = true, recurse = true, remove_duplicate = true }
 local WALK_MODULES = { prefix = true, remove_duplicate = true, memo = true }
+local MODULES = { remove_duplicate = true }
 
 ---(path, module) for this module and all below it, each once: parents first.
 ---@param opts? {prefix?: string, remove_duplicate?: boolean, memo?: table}
 function Module:named_modules(opts)
+  state_of(self)
   opts = options(opts, "named_modules", WALK_MODULES)
   local names, list = {}, {}
-  add_modules(self, opts.prefix or "", opts.remove_duplicate ~= false and (opts.memo or {}), names, list)
+  local unique = flag_of(opts, "named_modules", "remove_duplicate", true)
+  add_modules(self, prefix_of(opts, "named_modules"), unique and (opts.memo or {}), names, list)
   return iterate(names, list)
 end
 
 ---@param opts? {remove_duplicate?: boolean}
 function Module:modules(opts)
-  opts = options(opts, "modules", { remove_duplicate = true })
+  state_of(self)
+  opts = options(opts, "modules", MODULES)
   local list = {}
-  add_modules(self, "", opts.remove_duplicate ~= false and {}, {}, list)
+  add_modules(self, "", flag_of(opts, "modules", "remove_duplicate", true) and {}, {}, list)
   return iterate(list)
 end
 
-local function children(self)
+local function child_lists(self)
   local names, list, seen = {}, {}, {}
   for name, child in OrderedDict.pairs(state_of(self).modules) do
     if child ~= None and not seen[child] then
@@ -394,16 +438,17 @@ local function children(self)
 end
 
 ---(name, module) for the direct children, each once.
-function Module:named_children() return iterate(children(self)) end
-function Module:children() return iterate((select(2, children(self)))) end
+function Module:named_children() return iterate(child_lists(self)) end
+function Module:children() return iterate((select(2, child_lists(self)))) end
 
 local function members(self, registry, what, opts)
+  state_of(self)
   if type(opts) == "boolean" then opts = { recurse = opts } end
   opts = options(opts, what, WALK)
-  local unique = opts.remove_duplicate ~= false
+  local prefix, unique = prefix_of(opts, what), flag_of(opts, what, "remove_duplicate", true)
   local names, list, seen, paths, owners = {}, {}, {}, {}, {}
-  if opts.recurse == false then paths[1], owners[1] = opts.prefix or "", self
-  else add_modules(self, opts.prefix or "", unique and {}, paths, owners) end
+  if flag_of(opts, what, "recurse", true) then add_modules(self, prefix, unique and {}, paths, owners)
+  else paths[1], owners[1] = prefix, self end
   for i = 1, #owners do
     for name, t in OrderedDict.pairs(state_of(owners[i])[registry]) do
       if t ~= None and not (unique and seen[t]) then
@@ -423,6 +468,7 @@ function Module:named_buffers(opts) return iterate(members(self, "buffers", "nam
 local RECURSE = { recurse = true }
 
 local function list_of(self, registry, opts)
+  state_of(self)
   if type(opts) ~= "boolean" then options(opts, registry, RECURSE) end
   return (select(2, members(self, registry, registry, opts)))
 end
@@ -433,7 +479,12 @@ function Module:buffers(opts) return iterate(list_of(self, "buffers", opts)) end
 
 -- access by path ------------------------------------------------------------------------------------------------------
 
-local function split_last(target)
+local function check_target(what, target)
+  if type(target) ~= "string" then fail("TypeError", "%s: a path is a string such as \"encoder.0\", got %s", what, type_name(target)) end
+end
+
+local function split_last(what, target)
+  check_target(what, target)
   local path, name = target:match "^(.*)%.(.*)$"
   if not path then return "", target end
   return path, name
@@ -441,6 +492,8 @@ end
 
 ---The module at a path such as "encoder.0"; "" is this one.
 function Module:get_submodule(target)
+  state_of(self)
+  check_target("get_submodule", target)
   local m = self
   if target == "" then return m end
   for name in (target .. "."):gmatch "(.-)%." do
@@ -452,16 +505,20 @@ function Module:get_submodule(target)
   return m
 end
 
+---@return Tensor
 function Module:get_parameter(target)
-  local path, name = split_last(target)
+  state_of(self)
+  local path, name = split_last("get_parameter", target)
   local m = self:get_submodule(path)
   local p = m:getattr(name)
   if not is_parameter(p) then fail("AttributeError", "%q of %s is no nn.Parameter", name, state_of(m).class.__name) end
   return p
 end
 
+---@return Tensor? nothing for a slot without a value
 function Module:get_buffer(target)
-  local path, name = split_last(target)
+  state_of(self)
+  local path, name = split_last("get_buffer", target)
   local m = self:get_submodule(path)
   m:getattr(name)
   local b = get(state_of(m).buffers, name)
@@ -469,11 +526,33 @@ function Module:get_buffer(target)
   if b ~= None then return b end
 end
 
+local STRICT = { strict = true }
+
+---Puts a module at a path, in place of the one there or, unless strict, as a new child.
+---@param target string
+---@param module nn.Module
+---@param opts? boolean | {strict?: boolean} default: false
+function Module:set_submodule(target, module, opts)
+  state_of(self)
+  local strict = opts
+  if type(opts) ~= "boolean" then strict = flag_of(options(opts, "set_submodule", STRICT), "set_submodule", "strict", false) end
+  local path, name = split_last("set_submodule", target)
+  if target == "" then fail("ValueError", "set_submodule: the path of a child is missing") end
+  if not is_module(module) then fail("ValueError", "set_submodule: %q must be an nn.Module, got %s", target, type_name(module)) end
+  local parent = self:get_submodule(path)
+  local class, present = state_of(parent).class.__name, parent:hasattr(name)
+  if strict and not present then fail("AttributeError", "%s has no attribute %q", class, name) end
+  if present and not is_module(parent[name]) then fail("AttributeError", "%q of %s is no module", name, class) end
+  parent[name] = module
+end
+
 -- the whole tree --------------------------------------------------------------------------------------------------------
 
 ---Runs fn on every module, children first.
 ---@param fn fun(m: nn.Module)
 function Module:apply(fn)
+  state_of(self)
+  if fn == nil then fail("TypeError", "apply: expected a function, got nil") end
   for child in self:children() do child:apply(fn) end
   fn(self)
   return self
@@ -482,6 +561,7 @@ end
 ---Puts the tree into training mode (mode true or absent) or evaluation mode.
 ---@param mode? boolean
 function Module:train(mode)
+  state_of(self)
   if mode == nil then mode = true end
   if type(mode) ~= "boolean" then fail("ValueError", "train: mode must be a boolean, got %s", type_name(mode)) end
   self.training = mode
@@ -489,11 +569,17 @@ function Module:train(mode)
   return self
 end
 
-function Module:eval() return self:train(false) end
+function Module:eval()
+  state_of(self)
+  return self:train(false)
+end
 
----@param on? boolean default true
+---Sets requires_grad of all parameters.
+---@param on? boolean | {requires_grad?: boolean} default: true
 function Module:requires_grad_(on)
-  for p in self:parameters() do p:requires_grad_(on) end
+  local list = list_of(self, "parameters")
+  on = flag("requires_grad_", "requires_grad", on)
+  for i = 1, #list do list[i]:requires_grad_(on) end
   return self
 end
 
@@ -535,15 +621,10 @@ end
 ---The modules below as a tree of lines, with the number of each one's own parameters.
 function Module:tree() return require "tmod.nn.utils".tree(self) end
 
----Names of the child slots in order, for containers: a list kept until a slot comes or goes; not to be changed.
+---Names of the child slots in order and the dictionary itself, for containers. Both are live and not to be changed.
 function Module._child_names(self)
-  local s = rawget(self, STATE)
-  local names = s.child_names
-  if not names or #names ~= OrderedDict.len(s.modules) then -- someone may have written to _modules
-    names = OrderedDict.keys(s.modules)
-    s.child_names = names
-  end
-  return names, s.modules
+  local d = rawget(self, STATE).modules
+  return OrderedDict.live_keys(d), d
 end
 
 -- state dictionaries and conversions ------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ local function alias(what, data, requires_grad)
   return parameter.keep(t)
 end
 
+---An argument that is true or false, or a table {name = boolean}; default true.
 local function flag(what, name, opts)
   if type(opts) == "boolean" then return opts end
   local value = options(opts, what, { [name] = true })[name]
@@ -56,6 +57,8 @@ function parameter.Buffer(data, opts)
   rawset(b, "_persistent", persistent)
   return b
 end
+
+parameter.flag = flag
 
 function parameter.is_parameter(t) return type(t) == "table" and rawget(t, "_parameter") == true end
 function parameter.is_buffer(t) return type(t) == "table" and rawget(t, "_buffer") == true end

@@ -10,14 +10,27 @@ local function double(t) return tm.tensor(t, { dtype = "float64" }) end
 local function seeds(y) return tm.linspace(0.5, 1.5, y:numel(), { dtype = "float64" }):view(y:size()) end
 
 describe("activations", function()
-  -- float64; erf and exp are right to an ulp, and sums of a few terms of size 1 follow
+  -- float64: exp and erf are right to an ulp. PyTorch takes 1/6 in float32 for Hardsigmoid's gradient. What a gradient is at
+  -- NaN does not matter, as the value is NaN, and hardswish of -inf is its limit 0 here and NaN there.
+  local function comparable(case, list)
+    local copy = {}
+    for k, v in ipairs(list) do copy[k] = v end
+    for k, v in ipairs(case.x) do
+      if v ~= v and list == case.dx or case.lua == "nn.Hardswish()" and v == -1 / 0 then copy[k] = 0 end
+    end
+    return copy
+  end
   for i, case in ipairs(golden.activations) do
     it(("%s gives PyTorch's values and gradients (%d)"):format(case.lua, i), function()
       local m, x = make(case.lua), double(case.x):requires_grad_()
       local y = m(x)
-      assert.near_tensor(case.y, y:detach(), 1e-12)
+      assert.near_tensor(comparable(case, case.y), y:detach(), 1e-12)
       y:backward(seeds(y))
-      assert.near_tensor(case.dx, x.grad, 1e-11)
+      local dx = x.grad:tolist()
+      for k, v in ipairs(case.x) do
+        if v ~= v then dx[k] = 0 end
+      end
+      assert.near_tensor(comparable(case, case.dx), dx, case.lua == "nn.Hardsigmoid()" and 1e-7 or 1e-11)
     end)
   end
 
