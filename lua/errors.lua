@@ -5,7 +5,7 @@ local Error = {}
 ---Names of the codes of tm_code, PyTorch's where it has the class.
 local KIND = {
   "RuntimeError", "TypeError", "ValueError", "IndexError", "KeyError", "NotImplementedError", "OutOfMemory",
-  "RuntimeError", "Interrupted",
+  "RuntimeError", "Interrupted", "AssertionError",
 }
 
 local own = debug.getinfo(1, "S").source:match("^(.*)errors%.lua$") -- "@.../tmod/"

@@ -678,8 +678,8 @@ static void rehome_hooks(tm_tensor *from, tm_tensor *to) {
       if (h->keep == from) h->keep = to;
 }
 
-int tm_swap_tensors(tm_tensor *a, tm_tensor *b) {
-  if (a == b) return TM_OK;
+void tm_swap_contents(tm_tensor *a, tm_tensor *b) {
+  if (a == b) return;
   poison(a);
   poison(b);
   rehome_hooks(a, b);
@@ -687,7 +687,7 @@ int tm_swap_tensors(tm_tensor *a, tm_tensor *b) {
   tm_content t = a->c;
   a->c = b->c;
   b->c = t;
-  return TM_OK;
+  a->epoch++, b->epoch++;
 }
 
 int tm_tensor_set_data(tm_tensor *t, const tm_tensor *source) {
@@ -695,6 +695,7 @@ int tm_tensor_set_data(tm_tensor *t, const tm_tensor *source) {
     return tm_fail(TM_ERUNTIME, "set_data: %s cannot take the content of %s: meta and real tensors do not mix", tm_say(t), tm_say(source));
   if (tm_tensor_requires_grad(t) && !tm_is_float(source->c.dtype))
     return tm_fail(TM_ERUNTIME, "set_data: %s requires grad and cannot become %s", tm_say(t), tm_say(source));
+  t->epoch++;
   tm_content *c = &t->c;
   const tm_content *s = &source->c;
   int64_t version = c->storage->version;
@@ -1202,13 +1203,10 @@ static int apply_window(tm_vjp *v, tm_node *n, tm_tensor **dy, tm_tensor **room,
   tm_tensor *laid = v_run(v, TM_OPC_restride, 1, &dy[0], &nd, list);
   tm_tensor *part = v_run(v, TM_OPC_as_strided, 1, &laid, aw, lw), *inner_dy[TM_MAXOUT] = {part};
   if (v->failed) return tm_last_code();
-  uint8_t keep = want[0];
-  want[0] = 1;
   int code = apply_op(v, n->inner, inner_dy, room);
-  want[0] = keep;
   v->node = n;
   if (code != TM_OK) return code;
-  if (keep) {
+  if (want[0]) {
     tm_tensor *d0 = v->dx[0] ? fit(v, v->dx[0], &n->inner->xm[0], 0) : v_zeros(v, &n->inner->xm[0]);
     tm_tensor *in[2] = {dy[0], d0};
     double a[5] = {b->ndim, w->ndim, w->ndim, offset, 0};

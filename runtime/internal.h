@@ -120,7 +120,8 @@ typedef struct tm_content {
   int32_t out_nr;
   int16_t device;
   int8_t dtype, ndim;
-  uint8_t flags;
+  uint8_t flags, marks;
+  int32_t pins;
   int64_t size[TM_MAXDIM], stride[TM_MAXDIM]; /* [ndim] valid */
 } tm_content;
 
@@ -128,9 +129,18 @@ struct tm_tensor {
   int refs;
   int32_t slot;              /* in `home`; 0: none */
   tm_handles *home;
-  int64_t id;
+  int64_t id, epoch;
+  tm_weakref *weak;
   tm_content c;
 };
+
+struct tm_weakref {
+  tm_tensor *t;
+  tm_weakref *next, **at;
+  int identity;
+};
+void tm_weakrefs_clear(tm_tensor *t);                    /* convert.c */
+void tm_swap_contents(tm_tensor *a, tm_tensor *b);       /* autograd.c: without the checks of tm_swap_tensors */
 
 /* Short names for the fields that kernels read all the time. */
 #define T_SIZE(t, i) ((t)->c.size[i])

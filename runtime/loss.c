@@ -87,13 +87,13 @@ int tm_infer_nll_loss_backward(tm_call *c) {
 }
 
 typedef struct classes {
-  const tm_tensor *target;   /* contiguous */
+  const tm_tensor *target; /* contiguous */
   const void *at;
-  const char *weight;        /* NULL: 1 */
-  int64_t wstride;           /* bytes */
+  const char *weight; /* NULL: 1 */
+  int64_t wstride;    /* bytes */
   int wdtype;
   int64_t C, S, P, ignore;
-  int64_t sn, sc;            /* strides of x along N and C, in elements; along S it is 1 */
+  int64_t sn, sc; /* strides of x along N and C, in elements; along S it is 1 */
 } classes;
 
 static void set_classes(classes *g, int ndim, const int64_t *size, const tm_tensor *target, const tm_tensor *weight, double ignore) {
@@ -108,9 +108,9 @@ static void set_classes(classes *g, int ndim, const int64_t *size, const tm_tens
 enum { IGNORED = -1, BAD = -2 };
 static inline int64_t stored(const classes *g, int64_t p) {
   switch (g->target->c.dtype) {
-    case TM_I64: return ((const int64_t *)g->at)[p];
-    case TM_I32: return ((const int32_t *)g->at)[p];
-    default: return ((const uint8_t *)g->at)[p];
+  case TM_I64: return ((const int64_t *)g->at)[p];
+  case TM_I32: return ((const int32_t *)g->at)[p];
+  default: return ((const uint8_t *)g->at)[p];
   }
 }
 static inline int64_t class_of(const classes *g, int64_t p) { /* from 0 */
@@ -257,7 +257,8 @@ int tm_infer_mse_loss(tm_call *c) {
     int i = x->c.ndim - n + d, j = target->c.ndim - n + d;
     int64_t a = i < 0 ? 1 : T_SIZE(x, i), b = j < 0 ? 1 : T_SIZE(target, j);
     if (a != b && a != 1 && b != 1)
-      return tm_fail(TM_ERUNTIME, "mse_loss: x is %s, target is %s; sizes of dim %d from the end must be equal or 1", tm_say(x), tm_say(target), n - d);
+      return tm_fail(TM_ERUNTIME, "mse_loss: x is %s, target is %s; sizes of dim %d from the end must be equal or 1", tm_say(x),
+                     tm_say(target), n - d);
     size[d] = a == 1 ? b : a;
   }
   c->compute = tm_dtype_promote(x->c.dtype, target->c.dtype); /* as in PyTorch, a 0-dim tensor counts like any other */
@@ -265,41 +266,40 @@ int tm_infer_mse_loss(tm_call *c) {
   return TM_OK;
 }
 
-#define SQUARES(T, S)                                                                                  \
-  TM_CLONES static void squares_##S(int64_t n, void *const *p, const int64_t *s, const double *a) {    \
-    T *y = p[0];                                                                                       \
-    const T *x = p[1], *t = p[2];                                                                      \
-    (void)a;                                                                                           \
-    if (s[0] == 1 && s[1] == 1 && s[2] == 1)                                                           \
-      _Pragma("omp simd") for (int64_t i = 0; i < n; i++) y[i] = (x[i] - t[i]) * (x[i] - t[i]);        \
-    else                                                                                               \
-      for (int64_t i = 0; i < n; i++) {                                                                \
-        T d = x[i * s[1]] - t[i * s[2]];                                                               \
-        y[i * s[0]] = d * d;                                                                           \
-      }                                                                                                \
-  }                                                                                                    \
-  /* n contiguous elements; float64 takes up 64 at a time */                                           \
-  TM_CLONES static double sum_squares_##S(int64_t n, const T *x, const T *t) {                         \
-    double total = 0;                                                                                  \
-    T s[16] = {0};                                                                                     \
-    int64_t i = 0;                                                                                     \
-    for (; i + 64 <= n; i += 64) {                                                                     \
-      T q[16];                                                                                         \
-      for (int k = 0; k < 16; k++) {                                                                   \
-        T d0 = x[i + k] - t[i + k], d1 = x[i + k + 16] - t[i + k + 16];                                \
-        T d2 = x[i + k + 32] - t[i + k + 32], d3 = x[i + k + 48] - t[i + k + 48];                      \
-        q[k] = (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3);                                              \
-      }                                                                                                \
-      for (int k = 0; k < 16; k++) s[k] += q[k];                                                       \
-      if (i % 4096 == 4032)                                                                            \
-        for (int k = 0; k < 16; k++) total += (double)s[k], s[k] = 0;                                  \
-    }                                                                                                  \
-    for (int k = 0; k < 16; k++) total += (double)s[k];                                                \
-    for (; i < n; i++) {                                                                               \
-      double d = (double)x[i] - (double)t[i];                                                          \
-      total += d * d;                                                                                  \
-    }                                                                                                  \
-    return total;                                                                                      \
+#define SQUARES(T, S) \
+  TM_CLONES static void squares_##S(int64_t n, void *const *p, const int64_t *s, const double *a) { \
+    T *y = p[0]; \
+    const T *x = p[1], *t = p[2]; \
+    (void)a; \
+    if (s[0] == 1 && s[1] == 1 && s[2] == 1) _Pragma("omp simd") for (int64_t i = 0; i < n; i++) y[i] = (x[i] - t[i]) * (x[i] - t[i]); \
+    else \
+      for (int64_t i = 0; i < n; i++) { \
+        T d = x[i * s[1]] - t[i * s[2]]; \
+        y[i * s[0]] = d * d; \
+      } \
+  } \
+  /* n contiguous elements; float64 takes up 64 at a time */ \
+  TM_CLONES static double sum_squares_##S(int64_t n, const T *x, const T *t) { \
+    double total = 0; \
+    T s[16] = {0}; \
+    int64_t i = 0; \
+    for (; i + 64 <= n; i += 64) { \
+      T q[16]; \
+      for (int k = 0; k < 16; k++) { \
+        T d0 = x[i + k] - t[i + k], d1 = x[i + k + 16] - t[i + k + 16]; \
+        T d2 = x[i + k + 32] - t[i + k + 32], d3 = x[i + k + 48] - t[i + k + 48]; \
+        q[k] = (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3); \
+      } \
+      for (int k = 0; k < 16; k++) s[k] += q[k]; \
+      if (i % 4096 == 4032) \
+        for (int k = 0; k < 16; k++) total += (double)s[k], s[k] = 0; \
+    } \
+    for (int k = 0; k < 16; k++) total += (double)s[k]; \
+    for (; i < n; i++) { \
+      double d = (double)x[i] - (double)t[i]; \
+      total += d * d; \
+    } \
+    return total; \
   }
 SQUARES(float, f32)
 SQUARES(double, f64)

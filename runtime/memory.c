@@ -170,8 +170,11 @@ static void *cpu_alloc(size_t bytes, size_t *capacity) {
 static void cpu_free(void *p, size_t bytes, size_t capacity) {
   lock();
   cpu.info.in_use -= (double)bytes;
-  /* The cache may hold half of what was once in use at a time, and 256 MB in any case. */
-  if (CACHING && cpu.info.cached + (double)capacity <= TM_MAX(cpu.info.peak / 2, 256e6)) {
+  /* The cache may hold half of what was once in use at a time, and 256 MB in any case. A full one is of sizes that
+  ** nobody asks for now: it makes room for this one, which somebody did. */
+  double most = TM_MAX(cpu.info.peak / 2, 256e6);
+  if (CACHING && cpu.info.cached + (double)capacity > most) drop_cache();
+  if (CACHING && (double)capacity <= most) {
     size_t c;
     int bin = bin_of(capacity, &c);
     ((block *)p)->next = cpu.bin[bin];

@@ -18,7 +18,7 @@ static int work_of(int dtype) { return dtype == TM_F64 ? WF64 : tm_is_float(dtyp
 typedef void (*block_fn)(int64_t m, int64_t n, const void *p, int64_t ld, void *acc);
 typedef struct reducer {
   block_fn rows[3], cols[3];
-  double f0;  /* what nothing reduces to */
+  double f0; /* what nothing reduces to */
   int64_t i0;
 } reducer;
 
@@ -32,69 +32,68 @@ typedef int32_t v4i __attribute__((vector_size(16)));
 typedef int64_t v2i __attribute__((vector_size(16)));
 typedef v4f v4f_any __attribute__((aligned(4), may_alias));
 typedef v2d v2d_any __attribute__((aligned(8), may_alias));
-typedef v2i v2i_any __attribute__((aligned(8), may_alias));
 
 /* n contiguous elements, with eight vectors of accumulators. VSTEP(a, v) for vectors, STEP(a, v) for numbers. */
-#define FOLD(name, T, V, A, INIT, VSTEP, STEP)                                                    \
-  static A name(int64_t n, const T *x) {                                                          \
-    enum { L = sizeof(V) / sizeof(T) };                                                           \
-    V s0 = (V){0} + (T)(INIT), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0;     \
-    for (; n >= 8 * L; n -= 8 * L, x += 8 * L) {                                                  \
-      const V##_any *v = (const V##_any *)x;                                                      \
-      s0 = VSTEP(s0, v[0]), s1 = VSTEP(s1, v[1]), s2 = VSTEP(s2, v[2]), s3 = VSTEP(s3, v[3]);     \
-      s4 = VSTEP(s4, v[4]), s5 = VSTEP(s5, v[5]), s6 = VSTEP(s6, v[6]), s7 = VSTEP(s7, v[7]);     \
-    }                                                                                             \
-    for (; n >= L; n -= L, x += L) s0 = VSTEP(s0, *(const V##_any *)x);                           \
-    s0 = VSTEP(s0, s4), s1 = VSTEP(s1, s5), s2 = VSTEP(s2, s6), s3 = VSTEP(s3, s7);               \
-    s0 = VSTEP(s0, s2), s1 = VSTEP(s1, s3), s0 = VSTEP(s0, s1);                                   \
-    A a = s0[0];                                                                                  \
-    for (int k = 1; k < L; k++) a = STEP(a, (A)s0[k]);                                            \
-    for (; n > 0; n--, x++) a = STEP(a, (A)*x);                                                   \
-    return a;                                                                                     \
+#define FOLD(name, T, V, A, INIT, VSTEP, STEP) \
+  static A name(int64_t n, const T *x) { \
+    enum { L = sizeof(V) / sizeof(T) }; \
+    V s0 = (V){0} + (T)(INIT), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0; \
+    for (; n >= 8 * L; n -= 8 * L, x += 8 * L) { \
+      const V##_any *v = (const V##_any *)x; \
+      s0 = VSTEP(s0, v[0]), s1 = VSTEP(s1, v[1]), s2 = VSTEP(s2, v[2]), s3 = VSTEP(s3, v[3]); \
+      s4 = VSTEP(s4, v[4]), s5 = VSTEP(s5, v[5]), s6 = VSTEP(s6, v[6]), s7 = VSTEP(s7, v[7]); \
+    } \
+    for (; n >= L; n -= L, x += L) s0 = VSTEP(s0, *(const V##_any *)x); \
+    s0 = VSTEP(s0, s4), s1 = VSTEP(s1, s5), s2 = VSTEP(s2, s6), s3 = VSTEP(s3, s7); \
+    s0 = VSTEP(s0, s2), s1 = VSTEP(s1, s3), s0 = VSTEP(s0, s1); \
+    A a = s0[0]; \
+    for (int k = 1; k < L; k++) a = STEP(a, (A)s0[k]); \
+    for (; n > 0; n--, x++) a = STEP(a, (A)*x); \
+    return a; \
   }
 /* For what is rare or has no vector form. */
-#define FOLD_PLAIN(name, T, A, INIT, STEP)              \
-  static A name(int64_t n, const T *x) {                \
-    A a = (A)(INIT);                                    \
+#define FOLD_PLAIN(name, T, A, INIT, STEP) \
+  static A name(int64_t n, const T *x) { \
+    A a = (A)(INIT); \
     for (int64_t i = 0; i < n; i++) a = STEP(a, (A)x[i]); \
-    return a;                                           \
+    return a; \
   }
-#define FOLD_TEST(name, T, A, OP, RESULT)                      \
-  static A name(int64_t n, const T *x) {                       \
-    int hit = 0;                                               \
-    for (int64_t i = 0; i < n; i++) hit |= x[i] OP 0;          \
-    return RESULT;                                             \
+#define FOLD_TEST(name, T, A, OP, RESULT) \
+  static A name(int64_t n, const T *x) { \
+    int hit = 0; \
+    for (int64_t i = 0; i < n; i++) hit |= x[i] OP 0; \
+    return RESULT; \
   }
-#define ROWS(name, T, A, STEP, FOLD)                                              \
-  static void name(int64_t m, int64_t n, const void *p, int64_t ld, void *acc) {  \
-    A *a = acc;                                                                   \
-    for (int64_t i = 0; i < m; i++) {                                             \
-      const T *x = (const T *)p + i * ld;                                         \
-      A s = a[i];                                                                 \
+#define ROWS(name, T, A, STEP, FOLD) \
+  static void name(int64_t m, int64_t n, const void *p, int64_t ld, void *acc) { \
+    A *a = acc; \
+    for (int64_t i = 0; i < m; i++) { \
+      const T *x = (const T *)p + i * ld; \
+      A s = a[i]; \
       for (int64_t j = 0; j < n; j += CHUNK) s = STEP(s, FOLD(TM_MIN(CHUNK, n - j), x + j)); \
-      a[i] = s;                                                                   \
-    }                                                                             \
+      a[i] = s; \
+    } \
   }
 /* Four rows at once, in type M, to touch the accumulators less often. */
-#define COLS(name, T, M, A, STEP)                                                          \
+#define COLS(name, T, M, A, STEP) \
   TM_CLONES static void name(int64_t m, int64_t n, const void *p, int64_t ld, void *acc) { \
-    A *restrict a = acc;                                                                   \
-    const T *restrict x = p;                                                               \
-    for (; m >= 4; m -= 4, x += 4 * ld) {                                                  \
-      const T *restrict y = x + ld, *restrict z = y + ld, *restrict u = z + ld;            \
-      _Pragma("omp simd") for (int64_t j = 0; j < n; j++) {                                \
-        M v = (M)x[j], w = (M)y[j], k = (M)z[j], l = (M)u[j];                              \
-        v = STEP(v, w), k = STEP(k, l), v = STEP(v, k);                                    \
-        A b = a[j], d = (A)v;                                                              \
-        a[j] = STEP(b, d);                                                                 \
-      }                                                                                    \
-    }                                                                                      \
-    for (; m > 0; m--, x += ld) {                                                          \
-      _Pragma("omp simd") for (int64_t j = 0; j < n; j++) {                                \
-        A b = a[j], d = (A)x[j];                                                           \
-        a[j] = STEP(b, d);                                                                 \
-      }                                                                                    \
-    }                                                                                      \
+    A *restrict a = acc; \
+    const T *restrict x = p; \
+    for (; m >= 4; m -= 4, x += 4 * ld) { \
+      const T *restrict y = x + ld, *restrict z = y + ld, *restrict u = z + ld; \
+      _Pragma("omp simd") for (int64_t j = 0; j < n; j++) { \
+        M v = (M)x[j], w = (M)y[j], k = (M)z[j], l = (M)u[j]; \
+        v = STEP(v, w), k = STEP(k, l), v = STEP(v, k); \
+        A b = a[j], d = (A)v; \
+        a[j] = STEP(b, d); \
+      } \
+    } \
+    for (; m > 0; m--, x += ld) { \
+      _Pragma("omp simd") for (int64_t j = 0; j < n; j++) { \
+        A b = a[j], d = (A)x[j]; \
+        a[j] = STEP(b, d); \
+      } \
+    } \
   }
 
 #define ADD(a, v) ((a) + (v))
@@ -103,13 +102,13 @@ typedef v2i v2i_any __attribute__((aligned(8), may_alias));
 #define WRAP_MUL(a, v) ((int64_t)((uint64_t)(a) * (uint64_t)(v)))
 /* v if it is better or NaN, else a. Once a is NaN it stays, as no comparison with it is true. The bits are blended
 ** because GCC 12 makes branches of a choice, and then vectorises nothing. */
-#define PICK(name, T, I, BETTER)                                 \
-  static inline T name(T a, T v) {                               \
-    I x, y, take = -(I)((v BETTER a) | (v != v));                \
-    memcpy(&x, &v, sizeof x), memcpy(&y, &a, sizeof y);          \
-    x = (x & take) | (y & ~take);                                \
-    memcpy(&v, &x, sizeof x);                                    \
-    return v;                                                    \
+#define PICK(name, T, I, BETTER) \
+  static inline T name(T a, T v) { \
+    I x, y, take = -(I)((v BETTER a) | (v != v)); \
+    memcpy(&x, &v, sizeof x), memcpy(&y, &a, sizeof y); \
+    x = (x & take) | (y & ~take); \
+    memcpy(&v, &x, sizeof x); \
+    return v; \
   }
 PICK(larger_f32, float, int32_t, >)
 PICK(larger_f64, double, int64_t, >)
@@ -117,8 +116,8 @@ PICK(larger_i64, int64_t, int64_t, >)
 PICK(smaller_f32, float, int32_t, <)
 PICK(smaller_f64, double, int64_t, <)
 PICK(smaller_i64, int64_t, int64_t, <)
-#define LARGER(a, v) _Generic((v), float: larger_f32, double: larger_f64, default: larger_i64)(a, v)
-#define SMALLER(a, v) _Generic((v), float: smaller_f32, double: smaller_f64, default: smaller_i64)(a, v)
+#define LARGER(a, v) _Generic((v), float : larger_f32, double : larger_f64, default : larger_i64)(a, v)
+#define SMALLER(a, v) _Generic((v), float : smaller_f32, double : smaller_f64, default : smaller_i64)(a, v)
 #define BLEND(F, I, m, v, a) ((F)(((I)(v) & (m)) | ((I)(a) & ~(m))))
 #define LARGER_V4(a, v) BLEND(v4f, v4i, ((v) > (a)) | ((v) != (v)), v, a)
 #define SMALLER_V4(a, v) BLEND(v4f, v4i, ((v) < (a)) | ((v) != (v)), v, a)
@@ -146,15 +145,15 @@ FOLD_TEST(all_f32, float, double, ==, !hit)
 FOLD_TEST(all_f64, double, double, ==, !hit)
 FOLD_TEST(all_i64, int64_t, int64_t, ==, !hit)
 
-#define REDUCER(op, M, STEP, ISTEP, F0, I0)                                               \
-  ROWS(op##_rows_f32, float, double, STEP, op##_f32)                                      \
-  ROWS(op##_rows_f64, double, double, STEP, op##_f64)                                     \
-  ROWS(op##_rows_i64, int64_t, int64_t, ISTEP, op##_i64)                                  \
-  COLS(op##_cols_f32, float, M, double, STEP)                                             \
-  COLS(op##_cols_f64, double, double, double, STEP)                                       \
-  COLS(op##_cols_i64, int64_t, int64_t, int64_t, ISTEP)                                   \
-  static const reducer op##_reducer = {{op##_rows_f32, op##_rows_f64, op##_rows_i64},     \
-                                       {op##_cols_f32, op##_cols_f64, op##_cols_i64}, F0, I0};
+#define REDUCER(op, M, STEP, ISTEP, F0, I0) \
+  ROWS(op##_rows_f32, float, double, STEP, op##_f32) \
+  ROWS(op##_rows_f64, double, double, STEP, op##_f64) \
+  ROWS(op##_rows_i64, int64_t, int64_t, ISTEP, op##_i64) \
+  COLS(op##_cols_f32, float, M, double, STEP) \
+  COLS(op##_cols_f64, double, double, double, STEP) \
+  COLS(op##_cols_i64, int64_t, int64_t, int64_t, ISTEP) \
+  static const reducer op##_reducer = { \
+      {op##_rows_f32, op##_rows_f64, op##_rows_i64}, {op##_cols_f32, op##_cols_f64, op##_cols_i64}, F0, I0};
 REDUCER(sum, float, ADD, WRAP_ADD, 0, 0)
 REDUCER(prod, double, MUL, WRAP_MUL, 1, 1)
 REDUCER(amax, float, LARGER, LARGER, -INFINITY, INT64_MIN)
@@ -164,20 +163,22 @@ REDUCER(all, float, BOTH, BOTH, 1, 1)
 
 /* -- the driver ------------------------------------------------------------------------------------------------- */
 
-typedef struct axis { int64_t n, xs, ys; } axis; /* elements; strides in x and in y */
+typedef struct axis {
+  int64_t n, xs, ys;
+} axis; /* elements; strides in x and in y */
 typedef struct job {
   const reducer *f;
   const char *x;
   char *y;
   int xdtype, xsize, ydtype, ysize, work;
-  int nk, nr;                   /* axes kept and reduced, at least one each; the last is the innermost */
+  int nk, nr; /* axes kept and reduced, at least one each; the last is the innermost */
   axis k[TM_MAXDIM], r[TM_MAXDIM];
   int64_t kept, reduced;
-  bool columns;                 /* the kept inner axis is contiguous: accumulate whole rows */
-  bool direct;                  /* x can be read as it is, without staging */
-  int64_t width, blocks;        /* kept elements per block; blocks of the inner kept axis */
-  int64_t piece, pieces;        /* positions of r[0] per piece */
-  double scale;                 /* divides a mean; 1 else */
+  bool columns;          /* the kept inner axis is contiguous: accumulate whole rows */
+  bool direct;           /* x can be read as it is, without staging */
+  int64_t width, blocks; /* kept elements per block; blocks of the inner kept axis */
+  int64_t piece, pieces; /* positions of r[0] per piece */
+  double scale;          /* divides a mean; 1 else */
 } job;
 
 /* Into a sorted list: long strides outside, repeated (stride 0) axes outermost, so that the inner loops run over
@@ -470,16 +471,16 @@ int tm_prod_cpu(tm_call *c) { return reduce(c, &prod_reducer, mask_of_dim(c->a[0
 /* -- positions ------------------------------------------------------------------------------------------------- */
 
 /* First position of the best of n elements; of the first NaN if there is one. x is of the working type. */
-#define FIND(name, T, FOLD)                                               \
-  TM_CLONES static int64_t name(int64_t n, const void *p) {               \
-    const T *x = p, v = (T)FOLD(n, x);                                    \
-    int64_t i = 0;                                                        \
+#define FIND(name, T, FOLD) \
+  TM_CLONES static int64_t name(int64_t n, const void *p) { \
+    const T *x = p, v = (T)FOLD(n, x); \
+    int64_t i = 0; \
     for (int hit = 0; i + 64 <= n; i += 64) { /* 64 at once, to vectorise */ \
       _Pragma("omp simd reduction(|:hit)") for (int k = 0; k < 64; k++) hit |= SAME(x[i + k], v); \
-      if (hit) break;                                                     \
-    }                                                                     \
-    while (!SAME(x[i], v)) i++;                                           \
-    return i;                                                             \
+      if (hit) break; \
+    } \
+    while (!SAME(x[i], v)) i++; \
+    return i; \
   }
 #define SAME(x, v) (((x) == (v)) | (((x) != (x)) & ((v) != (v))))
 FIND(find_max_f32, float, amax_f32)
@@ -490,15 +491,15 @@ FIND(find_min_f64, double, amin_f64)
 FIND(find_min_i64, int64_t, amin_i64)
 
 /* best[j] and at[j] take up row `row` of n elements. */
-#define BEST(name, T, STEP)                                                                   \
+#define BEST(name, T, STEP) \
   TM_CLONES static void name(int64_t n, const void *p, void *best, int64_t *restrict at, int64_t row) { \
-    const T *restrict x = p;                                                                  \
-    T *restrict b = best;                                                                     \
-    _Pragma("omp simd") for (int64_t j = 0; j < n; j++) {                                     \
-      bool take = (x[j] STEP b[j]) | ((x[j] != x[j]) & (b[j] == b[j]));                       \
-      b[j] = take ? x[j] : b[j];                                                              \
-      at[j] = take ? row : at[j];                                                             \
-    }                                                                                         \
+    const T *restrict x = p; \
+    T *restrict b = best; \
+    _Pragma("omp simd") for (int64_t j = 0; j < n; j++) { \
+      bool take = (x[j] STEP b[j]) | ((x[j] != x[j]) & (b[j] == b[j])); \
+      b[j] = take ? x[j] : b[j]; \
+      at[j] = take ? row : at[j]; \
+    } \
   }
 BEST(best_max_f32, float, >)
 BEST(best_max_f64, double, >)
@@ -518,7 +519,7 @@ typedef struct hunt {
   const finder *f;
   const char *x;
   int dtype, size, work;
-  int64_t n, stride;      /* of the axis that is searched; stride in elements */
+  int64_t n, stride; /* of the axis that is searched; stride in elements */
 } hunt;
 
 static int64_t find_in(const hunt *h, int64_t n, const char *x) {
@@ -543,8 +544,7 @@ static int64_t find_in_pieces(const hunt *h, const char *x) {
   int64_t at[MOST], piece = TM_MAX(PIECE, (h->n + MOST - 1) / MOST), pieces = (h->n + piece - 1) / piece;
   double value[MOST];
 #pragma omp parallel for schedule(static)
-  for (int64_t i = 0; i < pieces; i++)
-    at[i] = i * piece + find_in(h, TM_MIN(piece, h->n - i * piece), x + i * piece * h->stride * h->size);
+  for (int64_t i = 0; i < pieces; i++) at[i] = i * piece + find_in(h, TM_MIN(piece, h->n - i * piece), x + i * piece * h->stride * h->size);
   for (int64_t i = 0; i < pieces; i++)
     tm_convert(1, (char *)value + i * work_size[h->work], work_dtype[h->work], 1, x + at[i] * h->stride * h->size, h->dtype, 1);
   return at[h->f->find[h->work](pieces, value)];
@@ -695,8 +695,7 @@ static void prod_backward_row(int64_t n, int64_t s, const double *x, double dy, 
     if (x[i * s] == 0) zeros++;
     else product *= x[i * s];
   }
-  for (int64_t i = 0; i < n; i++)
-    dx[i * s] = zeros == 0 ? product / x[i * s] : zeros == 1 && x[i * s] == 0 ? product : 0;
+  for (int64_t i = 0; i < n; i++) dx[i * s] = zeros == 0 ? product / x[i * s] : zeros == 1 && x[i * s] == 0 ? product : 0;
 }
 
 /* Rarely on a hot path: everything in contiguous float64. */

@@ -19,79 +19,77 @@ int tm_infer_softmax(tm_call *c) {
 enum { BLOCK = 1024, WIDTH = 128 }; /* elements of short rows that share one call of exp; columns side by side */
 
 /* Inlined into each clone of the functions that users of LOOPS call, so that a short row costs no calls. */
-#define LOOPS(T, S)                                                                       \
-  static inline T max_##S(int64_t n, const T *x) {                                        \
-    T m = -(T)INFINITY; /* passes over NaN: x - m is NaN there, and then the sum is */    \
-    if (n < 16) /* gathering the lanes of a vector would cost more */                     \
-      for (int64_t i = 0; i < n; i++) m = x[i] > m ? x[i] : m;                            \
-    else                                                                                  \
-      _Pragma("omp simd reduction(max:m)") for (int64_t i = 0; i < n; i++) m = x[i] > m ? x[i] : m; \
-    return m;                                                                             \
-  }                                                                                       \
-  static inline void minus_##S(int64_t n, T *y, const T *x, T m) {                        \
-    _Pragma("omp simd") for (int64_t i = 0; i < n; i++) y[i] = x[i] - m;                  \
-  }                                                                                       \
-  static inline double sum_##S(int64_t n, const T *x) {                                   \
-    double sum = 0;                                                                       \
-    if (n < 16)                                                                           \
-      for (int64_t i = 0; i < n; i++) sum += (double)x[i];                                \
-    else                                                                                  \
-      _Pragma("omp simd reduction(+:sum)") for (int64_t i = 0; i < n; i++) sum += (double)x[i]; \
-    return sum;                                                                           \
-  }                                                                                       \
-  /* m short rows, or one of any length, contiguous. */                                   \
-  TM_CLONES static void softmax_rows_##S(int64_t m, int64_t n, const T *x, T *y) {        \
+#define LOOPS(T, S) \
+  static inline T max_##S(int64_t n, const T *x) { \
+    T m = -(T)INFINITY; /* passes over NaN: x - m is NaN there, and then the sum is */ \
+    if (n < 16)         /* gathering the lanes of a vector would cost more */ \
+      for (int64_t i = 0; i < n; i++) m = x[i] > m ? x[i] : m; \
+    else _Pragma("omp simd reduction(max:m)") for (int64_t i = 0; i < n; i++) m = x[i] > m ? x[i] : m; \
+    return m; \
+  } \
+  static inline void minus_##S(int64_t n, T *y, const T *x, T m) { _Pragma("omp simd") for (int64_t i = 0; i < n; i++) y[i] = x[i] - m; } \
+  static inline double sum_##S(int64_t n, const T *x) { \
+    double sum = 0; \
+    if (n < 16) \
+      for (int64_t i = 0; i < n; i++) sum += (double)x[i]; \
+    else _Pragma("omp simd reduction(+:sum)") for (int64_t i = 0; i < n; i++) sum += (double)x[i]; \
+    return sum; \
+  } \
+  /* m short rows, or one of any length, contiguous. */ \
+  TM_CLONES static void softmax_rows_##S(int64_t m, int64_t n, const T *x, T *y) { \
     for (int64_t i = 0; i < m; i++) minus_##S(n, y + i * n, x + i * n, max_##S(n, x + i * n)); \
-    tm_vec_exp_##S(m * n, y, y);                                                          \
-    for (int64_t i = 0; i < m; i++) {                                                     \
-      T *yi = y + i * n, sum = (T)sum_##S(n, yi);                                         \
-      _Pragma("omp simd") for (int64_t j = 0; j < n; j++) yi[j] /= sum;                   \
-    }                                                                                     \
-  }                                                                                       \
-  TM_CLONES static void log_softmax_rows_##S(int64_t m, int64_t n, const T *x, T *y) {    \
-    T e[BLOCK];                                                                           \
+    tm_vec_exp_##S(m *n, y, y); \
+    for (int64_t i = 0; i < m; i++) { \
+      T *yi = y + i * n, sum = (T)sum_##S(n, yi); \
+      _Pragma("omp simd") for (int64_t j = 0; j < n; j++) yi[j] /= sum; \
+    } \
+  } \
+  TM_CLONES static void log_softmax_rows_##S(int64_t m, int64_t n, const T *x, T *y) { \
+    T e[BLOCK]; \
     for (int64_t i = 0; i < m; i++) minus_##S(n, y + i * n, x + i * n, max_##S(n, x + i * n)); \
-    if (n <= BLOCK) tm_vec_exp_##S(m * n, e, y);                                          \
-    for (int64_t i = 0; i < m; i++) {                                                     \
-      double sum = n <= BLOCK ? sum_##S(n, e + i * n) : 0;                                \
-      for (int64_t j = 0; n > BLOCK && j < n; j += BLOCK) {                               \
-        tm_vec_exp_##S(TM_MIN(BLOCK, n - j), e, y + i * n + j);                           \
-        sum += sum_##S(TM_MIN(BLOCK, n - j), e);                                          \
-      }                                                                                   \
-      minus_##S(n, y + i * n, y + i * n, (T)log(sum));                                    \
-    }                                                                                     \
-  }                                                                                       \
-  /* (n, inner): w columns side by side. */                                               \
+    if (n <= BLOCK) tm_vec_exp_##S(m *n, e, y); \
+    for (int64_t i = 0; i < m; i++) { \
+      double sum = n <= BLOCK ? sum_##S(n, e + i * n) : 0; \
+      for (int64_t j = 0; n > BLOCK && j < n; j += BLOCK) { \
+        tm_vec_exp_##S(TM_MIN(BLOCK, n - j), e, y + i * n + j); \
+        sum += sum_##S(TM_MIN(BLOCK, n - j), e); \
+      } \
+      minus_##S(n, y + i * n, y + i * n, (T)log(sum)); \
+    } \
+  } \
+  /* (n, inner): w columns side by side. */ \
   TM_CLONES static void softmax_columns_##S(int64_t n, int64_t inner, int64_t w, const T *x, T *y, int logarithm) { \
-    T top[WIDTH], e[WIDTH];                                                               \
-    double sum[WIDTH] = {0};                                                              \
-    memcpy(top, x, (size_t)w * sizeof(T));                                                \
-    for (int64_t i = 1; i < n; i++)                                                       \
+    T top[WIDTH], e[WIDTH]; \
+    double sum[WIDTH] = {0}; \
+    memcpy(top, x, (size_t)w * sizeof(T)); \
+    for (int64_t i = 1; i < n; i++) \
       _Pragma("omp simd") for (int64_t j = 0; j < w; j++) top[j] = x[i * inner + j] > top[j] ? x[i * inner + j] : top[j]; \
-    for (int64_t i = 0; i < n; i++) {                                                     \
-      T *yi = y + i * inner, *ei = logarithm ? e : yi;                                    \
-      for (int64_t j = 0; j < w; j++) yi[j] = x[i * inner + j] - top[j];                  \
-      tm_vec_exp_##S(w, ei, yi);                                                          \
-      for (int64_t j = 0; j < w; j++) sum[j] += (double)ei[j];                            \
-    }                                                                                     \
-    for (int64_t j = 0; j < w; j++) e[j] = logarithm ? (T)log(sum[j]) : (T)sum[j];        \
-    for (int64_t i = 0; i < n; i++) {                                                     \
-      T *yi = y + i * inner;                                                              \
-      if (logarithm) for (int64_t j = 0; j < w; j++) yi[j] -= e[j];                       \
-      else for (int64_t j = 0; j < w; j++) yi[j] /= e[j];                                 \
-    }                                                                                     \
-  }                                                                                       \
-  static void softmax_item_##S(const job *g, int64_t i) {                                 \
-    const T *x = g->x;                                                                    \
-    T *y = g->y;                                                                          \
-    if (g->inner == 1) {                                                                  \
-      int64_t m = TM_MIN(g->block, g->outer - i * g->block), at = i * g->block * g->n;    \
-      if (g->logarithm) log_softmax_rows_##S(m, g->n, x + at, y + at);                    \
-      else softmax_rows_##S(m, g->n, x + at, y + at);                                     \
-    } else {                                                                              \
+    for (int64_t i = 0; i < n; i++) { \
+      T *yi = y + i * inner, *ei = logarithm ? e : yi; \
+      for (int64_t j = 0; j < w; j++) yi[j] = x[i * inner + j] - top[j]; \
+      tm_vec_exp_##S(w, ei, yi); \
+      for (int64_t j = 0; j < w; j++) sum[j] += (double)ei[j]; \
+    } \
+    for (int64_t j = 0; j < w; j++) e[j] = logarithm ? (T)log(sum[j]) : (T)sum[j]; \
+    for (int64_t i = 0; i < n; i++) { \
+      T *yi = y + i * inner; \
+      if (logarithm) \
+        for (int64_t j = 0; j < w; j++) yi[j] -= e[j]; \
+      else \
+        for (int64_t j = 0; j < w; j++) yi[j] /= e[j]; \
+    } \
+  } \
+  static void softmax_item_##S(const job *g, int64_t i) { \
+    const T *x = g->x; \
+    T *y = g->y; \
+    if (g->inner == 1) { \
+      int64_t m = TM_MIN(g->block, g->outer - i * g->block), at = i * g->block * g->n; \
+      if (g->logarithm) log_softmax_rows_##S(m, g->n, x + at, y + at); \
+      else softmax_rows_##S(m, g->n, x + at, y + at); \
+    } else { \
       int64_t per = (g->inner + WIDTH - 1) / WIDTH, j = i % per * WIDTH, at = i / per * g->n * g->inner + j; \
       softmax_columns_##S(g->n, g->inner, TM_MIN(WIDTH, g->inner - j), x + at, y + at, g->logarithm); \
-    }                                                                                     \
+    } \
   }
 
 typedef struct job {

@@ -66,6 +66,8 @@ tm_tensor *tm_tensor_alloc(void) {
   t->slot = 0;
   t->home = NULL;
   t->id = tm_tally(&ids, 1);
+  t->epoch = 0;
+  t->weak = NULL;
   memset(&t->c, 0, offsetof(tm_content, size)); /* sizes and strides are written up to ndim */
   t->c.numel = 1;
   t->c.impl_id = tm_tally(&impl_ids, 1);
@@ -78,6 +80,7 @@ void tm_tensor_retain(tm_tensor *t) { tm_count_up(&t->refs); }
 void tm_tensor_release(tm_tensor *t) {
   if (!t || tm_count_down(&t->refs) > 0) return;
   tm_content *c = &t->c;
+  if (TM_UNLIKELY(t->weak)) tm_weakrefs_clear(t);
   if (c->fn || c->grad || c->vb || c->hooks || c->acc) tm_autograd_drop(t);
   tm_storage_release(c->storage);
   tm_tally(&live_tensors, -1);
@@ -139,6 +142,7 @@ tm_tensor *tm_tensor_alias(const tm_tensor *t) {
   a->c.impl_id = impl_id;
   a->c.fn = NULL, a->c.grad = NULL, a->c.acc = NULL, a->c.vb = NULL, a->c.hooks = NULL;
   a->c.out_nr = 0, a->c.view_epoch = 0;
+  a->c.pins = 0;
   a->c.flags = t->c.flags & (TM_FLAG_WRAPPED | TM_FLAG_INFERENCE);
   tm_storage_retain(a->c.storage);
   return a;

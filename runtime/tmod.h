@@ -26,6 +26,7 @@ enum tm_code {
   TM_EMEM = 7,       /* OutOfMemory: the program goes on */
   TM_EIO = 8,        /* RuntimeError about a file that is not there or cannot be read or written */
   TM_EINTERRUPT = 9, /* Interrupted: tm_interrupt was called */
+  TM_EASSERT = 10,   /* AssertionError: a state that only a misused interface can reach */
   TM_COLLECT = 100   /* success, and a request: collect garbage and sweep (see handles) */
 };
 
@@ -116,8 +117,6 @@ char *tm_tensor_format(const tm_tensor *t, int precision, int64_t threshold, int
 char *tm_tensor_summary(const tm_tensor *t);  /* "float32 (2, 3)" or "int64 (4,) on meta"; for messages */
 void tm_string_free(char *s);
 
-/* Exchange the contents of two handles, O(1). */
-int tm_swap_tensors(tm_tensor *a, tm_tensor *b);
 /* Give `t` the storage, geometry, dtype and device of `source`; handle, grad, requires_grad, hooks stay. */
 int tm_tensor_set_data(tm_tensor *t, const tm_tensor *source);
 
@@ -265,6 +264,53 @@ void tm_engine_free(tm_engine *e);
 int tm_tensor_annotate(tm_tensor *t, const char *where);
 
 int tm_zero_grad(int n, tm_tensor *const *t, int set_to_none);
+
+/* -- Conversion of a module's tensors --------------------------------------------------------------------
+** A converted tensor reaches its slot by set_data (handle and content stay), by replacement (a new handle) or by
+** a swap (the handle stays, its content is new). Two flags of the process choose; see docs/contracts/conversion.md. */
+
+int tm_future_overwrite(void);
+void tm_future_overwrite_set(int on);
+int tm_future_swap(void);
+void tm_future_swap_set(int on);
+
+enum tm_marks { TM_MARK_FAKE = 1, TM_MARK_WRAPPER = 2 }; /* no bytes behind it; a Lua class acts for it */
+void tm_tensor_mark_set(tm_tensor *t, int mark, int on);
+int tm_tensor_marks(const tm_tensor *t);
+
+int64_t tm_tensor_epoch(const tm_tensor *t);  /* of the handle: changes of its content so far (set_data, swap) */
+int tm_tensor_use_count(const tm_tensor *t);  /* of the content: the handle, a live accumulator, pins */
+void tm_tensor_pin(tm_tensor *t);             /* a C container relies on this content: swaps refuse */
+void tm_tensor_unpin(tm_tensor *t);
+
+typedef struct tm_weakref tm_weakref;
+tm_weakref *tm_weakref_new(tm_tensor *t, int identity); /* identity 0: blocks swaps of t */
+tm_tensor *tm_weakref_at(const tm_weakref *w);          /* borrowed; NULL once the tensor is gone */
+void tm_weakref_free(tm_weakref *w);
+
+int tm_compat_type(const tm_tensor *a, const tm_tensor *b); /* may set_data put b's content into a? */
+int tm_can_swap(const tm_tensor *a, const tm_tensor *b);    /* TM_OK or the reason */
+int tm_swap_tensors(tm_tensor *a, tm_tensor *b);            /* exchange the contents of two handles, O(1) */
+
+enum tm_action { TM_SET_DATA, TM_REPLACE, TM_SWAP };
+int tm_convert_decide(int compat, int param_marks, int applied_marks, int overwrite, int swap);
+
+/* to[i] becomes from[i] in another dtype ([n]; -1 or NULL: its own), device (-1) or memory format (0), a new
+** reference, from[i] itself where nothing changes. fresh: new uninitialised memory in any case. All or nothing. */
+enum tm_memory_format { TM_PRESERVE, TM_CHANNELS_LAST, TM_CHANNELS_LAST_3D };
+int tm_convert_batch(int n, tm_tensor *const *from, const int *dtype, int device, int format, int fresh, tm_tensor **to);
+
+typedef struct tm_conversion {      /* one slot of a module */
+  tm_tensor *param, *applied;    /* borrowed: what it holds, and what that becomes */
+  tm_tensor *applied_grad;       /* borrowed; NULL: the gradient stays as it is */
+  int32_t is_parameter;
+  int32_t action, grad_action;   /* out: tm_action */
+  int32_t failed_grad;           /* out: the failure was about the gradient */
+  tm_tensor *result;             /* out: the new handle of a replacement, owned by the caller; else NULL */
+  tm_tensor *fresh, *fresh_grad; /* internal */
+} tm_conversion;
+/* All slots or none: *failed is the slot that could not be converted. */
+int tm_apply(int n, tm_conversion *slot, int *failed);
 
 /* -- Random numbers --------------------------------------------------------------------------------------
 ** Philox4x32-10, counter-based: numbers depend on seed and position alone, not on threads. */

@@ -27,25 +27,24 @@
 
 enum { EXIT_USAGE = 2, EXIT_INTERRUPT = 130 };
 
-static lua_State *state;              /* for the signal handler */
-static char root[PATH_MAX + 32];      /* "<prefix>/share/lua/5.1/" */
-static volatile sig_atomic_t prompt;  /* what a Ctrl-C meets: */
+static lua_State *state;             /* for the signal handler */
+static char root[PATH_MAX + 32];     /* "<prefix>/share/lua/5.1/" */
+static volatile sig_atomic_t prompt; /* what a Ctrl-C meets: */
 enum { PROMPT_NONE, PROMPT_PLAIN, PROMPT_EDIT };
 static sigjmp_buf prompt_escape;
 static int exit_code;
 
-static const char usage[] =
-  "usage: tmodrun [options] [script [args]]\n"
-  "  -e CODE      run CODE\n"
-  "  -l MODULE    require MODULE into a global of its name (-l NAME=MODULE: of that name)\n"
-  "  -i           go on at the prompt afterwards\n"
-  "  -j CMD       control the JIT compiler: on, off, flush, v, dump ...\n"
-  "  -O OPTIONS   set its parameters: -Ohotloop=1\n"
-  "  --version    print the version\n"
-  "  --help       print this text\n"
-  "  --           end of options\n"
-  "  -            run standard input\n"
-  "Without script and -e: the prompt on a terminal, else standard input is run.\n";
+static const char usage[] = "usage: tmodrun [options] [script [args]]\n"
+                            "  -e CODE      run CODE\n"
+                            "  -l MODULE    require MODULE into a global of its name (-l NAME=MODULE: of that name)\n"
+                            "  -i           go on at the prompt afterwards\n"
+                            "  -j CMD       control the JIT compiler: on, off, flush, v, dump ...\n"
+                            "  -O OPTIONS   set its parameters: -Ohotloop=1\n"
+                            "  --version    print the version\n"
+                            "  --help       print this text\n"
+                            "  --           end of options\n"
+                            "  -            run standard input\n"
+                            "Without script and -e: the prompt on a terminal, else standard input is run.\n";
 
 /* -- Stack ------------------------------------------------------------------------------------------------ */
 
@@ -56,9 +55,7 @@ static bool is_user(const lua_Debug *ar) {
   return ar->source[0] != '@' || strncmp(ar->source + 1, root, n) || strncmp(ar->source + 1 + n, "tmod/", 5);
 }
 
-static bool frame_at(lua_State *L, int level, lua_Debug *ar) {
-  return lua_getstack(L, level, ar) && lua_getinfo(L, "nSl", ar);
-}
+static bool frame_at(lua_State *L, int level, lua_Debug *ar) { return lua_getstack(L, level, ar) && lua_getinfo(L, "nSl", ar); }
 
 static void push_frame(lua_State *L, const lua_Debug *ar) {
   lua_pushfstring(L, "\n\t%s:", ar->short_src);
@@ -348,22 +345,18 @@ static bool set_root(void) {
 }
 
 /* Deep models make many traces (docs/luajit.md): LuaJIT's own limits would flush them over and over. */
-static const char setup[] =
-  "local root = ...\n"
-  "if root then package.path = root .. '?.lua;' .. root .. '?/init.lua;' .. package.path end\n"
-  "if jit.opt then jit.opt.start('maxtrace=8000', 'maxrecord=16000', 'maxmcode=40960', 'maxirconst=2000') end\n";
-static const char require_global[] =
-  "local spec = ...\n"
-  "local name, module = spec:match '^([^=]+)=(.+)$'\n"
-  "_G[name or spec] = require(module or spec)\n";
-static const char jit_command[] =
-  "local name, options = (...):match '^([^=]+)=?(.*)$'\n"
-  "if name == 'on' or name == 'off' or name == 'flush' then jit[name]()\n"
-  "else require('jit.' .. name).start(options ~= '' and options or nil) end\n";
-static const char jit_options[] =
-  "local list = {}\n"
-  "for option in (...):gmatch '[^,]+' do list[#list + 1] = option end\n"
-  "jit.opt.start(unpack(list))\n";
+static const char setup[] = "local root = ...\n"
+                            "if root then package.path = root .. '?.lua;' .. root .. '?/init.lua;' .. package.path end\n"
+                            "if jit.opt then jit.opt.start('maxtrace=8000', 'maxrecord=16000', 'maxmcode=40960', 'maxirconst=2000') end\n";
+static const char require_global[] = "local spec = ...\n"
+                                     "local name, module = spec:match '^([^=]+)=(.+)$'\n"
+                                     "_G[name or spec] = require(module or spec)\n";
+static const char jit_command[] = "local name, options = (...):match '^([^=]+)=?(.*)$'\n"
+                                  "if name == 'on' or name == 'off' or name == 'flush' then jit[name]()\n"
+                                  "else require('jit.' .. name).start(options ~= '' and options or nil) end\n";
+static const char jit_options[] = "local list = {}\n"
+                                  "for option in (...):gmatch '[^,]+' do list[#list + 1] = option end\n"
+                                  "jit.opt.start(unpack(list))\n";
 
 static const char *action_of(char letter) {
   return letter == 'l' ? require_global : letter == 'j' ? jit_command : letter == 'O' ? jit_options : NULL;
@@ -374,17 +367,26 @@ static int fail_usage(const char *what, const char *option) {
   return EXIT_USAGE;
 }
 
-typedef struct options { int script; bool prompt, code; } options; /* script == argc: none */
+typedef struct options {
+  int script;
+  bool prompt, code;
+} options; /* script == argc: none */
 
 /* Checks every option before any is carried out. -1: go on; else the exit code. */
 static int parse(int argc, char **argv, options *o) {
   int i = 1;
   for (; i < argc && argv[i][0] == '-' && argv[i][1]; i++) {
     const char *option = argv[i];
-    if (!strcmp(option, "--")) { i++; break; }
+    if (!strcmp(option, "--")) {
+      i++;
+      break;
+    }
     if (!strcmp(option, "--help") || !strcmp(option, "-h")) return fputs(usage, stdout), EXIT_SUCCESS;
     if (!strcmp(option, "--version") || !strcmp(option, "-v")) return printf("tmod %s, %s\n", tm_version(), LUAJIT_VERSION), EXIT_SUCCESS;
-    if (!strcmp(option, "-i")) { o->prompt = true; continue; }
+    if (!strcmp(option, "-i")) {
+      o->prompt = true;
+      continue;
+    }
     if (option[1] != 'e' && !action_of(option[1])) return fail_usage("unknown option", option);
     if (option[1] == 'e') o->code = true;
     if (!option[2] && !argv[++i]) return fail_usage("option needs a value", option);

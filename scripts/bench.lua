@@ -81,6 +81,49 @@ row { name = "Linear(8, 8) through Module", unit = "us", scale = 1e6, budget = u
   return function(n) for _ = 1, n do local _ = m(x) end end
 end }
 
+-- Modules whose forward does nothing: what the module system adds. Eight take turns, lest a loop does its work once.
+local Trivial = nn.Module:extend "Trivial"
+function Trivial:forward(x) return x end
+
+local Nested = nn.Module:extend "Nested"
+function Nested:init(depth) if depth > 1 then self.inner = Nested(depth - 1) end end
+function Nested:forward(x)
+  if self.inner then return (self.inner(x)) end
+  return x
+end
+
+local function list_of(make, n)
+  local list = {}
+  for i = 1, n do list[i] = make(i) end
+  return list
+end
+
+row { name = "read a parameter of a module", unit = "us", scale = 1e6, budget = under(0.1e-6, "0.1 us"), torch = "parameter", make = function()
+  local list = list_of(function() return nn.Linear(2, 2) end, 8)
+  return function(n)
+    local w
+    for i = 1, n do w = list[i % 8 + 1].weight end
+    return w
+  end
+end }
+row { name = "call a trivial module", unit = "us", scale = 1e6, budget = under(0.1e-6, "0.1 us"), torch = "trivial", make = function()
+  local list, x = list_of(Trivial, 8), tm.zeros(1)
+  return function(n)
+    local y
+    for i = 1, n do y = list[i % 8 + 1](x) end
+    return y
+  end
+end }
+row { name = "100 trivial modules in a Sequential, each", unit = "us", scale = 1e4, budget = under(10e-6, "0.1 us each"), torch = "stack", make = function()
+  local list, x = list_of(function() return nn.Sequential(list_of(Trivial, 100)) end, 8), tm.zeros(1)
+  return function(n) for i = 1, n do local _ = list[i % 8 + 1](x) end end
+end }
+---Of one class: LuaJIT follows no more than three calls of a function within each other, so the outer ones are interpreted.
+row { name = "100 trivial modules nested, each", unit = "us", scale = 1e4, budget = under(30e-6, "0.3 us each"), torch = "nest", make = function()
+  local list, x = list_of(function() return Nested(100) end, 8), tm.zeros(1)
+  return function(n) for i = 1, n do local _ = list[i % 8 + 1](x) end end
+end }
+
 ---f(n) that trains n steps.
 local function trainer(model, opt, loss_of)
   return function(n)

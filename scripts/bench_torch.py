@@ -45,6 +45,36 @@ def linear():
     return loop(lambda: m(x))
 
 
+class Trivial(nn.Module):
+    def forward(self, x):
+        return x
+
+
+class Nested(nn.Module):
+    def __init__(self, depth):
+        super().__init__()
+        self.inner = Nested(depth - 1) if depth > 1 else None
+
+    def forward(self, x):
+        return x if self.inner is None else self.inner(x)
+
+
+def turns(make, use):
+    """Eight objects by turns, as bench.lua has them."""
+    def prepare():
+        objects, x = [make() for _ in range(8)], torch.zeros(1)
+
+        def run(n):
+            for i in range(n):
+                use(objects[i % 8], x)
+        return run
+    return prepare
+
+
+def call(m, x):
+    m(x)
+
+
 def mlp(*sizes):
     layers = []
     for i in range(len(sizes) - 1):
@@ -97,6 +127,8 @@ ROWS = {
     "mlp_large": mlp_large, "products": products,
     "add_big": big(lambda a, b: a + b), "relu_big": big(lambda a, b: torch.relu(a)), "sum_big": big(lambda a, b: a.sum()),
     "exp_big": big(lambda a, b: a.exp()),
+    "parameter": turns(lambda: nn.Linear(2, 2), lambda m, x: m.weight), "trivial": turns(Trivial, call),
+    "stack": turns(lambda: nn.Sequential(*[Trivial() for _ in range(100)]), call), "nest": turns(lambda: Nested(100), call),
 }
 
 

@@ -218,6 +218,29 @@ describe("tmodrun interrupts", function()
     assert.matches("interrupted!\nstack traceback", err)
   end)
 
+  it("leave the process whole, wherever in a product they arrive", function()
+    local script = helper.file [[
+      local tm = require "tmod"
+      local a = tm.randn(192, 192)
+      local b = a:matmul(a)
+      local function work(i)
+        print(i)
+        io.stdout:flush()
+        while true do b = a:matmul(a) end
+      end
+      for i = 1, 20 do assert(not pcall(work, i)) end
+      assert(b:equal(a:matmul(a)))]]
+    local code, _, err = helper.shell(([[
+      %s %s %s & pid=$!
+      for i in $(seq 20); do
+        until grep -qx $i %%OUT || ! kill -0 $pid 2>/dev/null; do sleep 0.01; done
+        sleep 0.01; kill -INT $pid
+      done
+      wait $pid]]):format(helper.tmodrun, helper.jit, script))
+    assert.equal("", err)
+    assert.equal(0, code)
+  end)
+
   it("wake a script that waits for input", function()
     local script = "io.stdout:write 'ready\\n'; io.stdout:flush(); local line = io.read(); print('read', line)"
     local command = [[

@@ -2,6 +2,7 @@
 
 local H = require "spec.helper"
 local tm = require "tmod"
+local binding = require "tmod.ffi"
 local nn = tm.nn
 local args, kw = nn.args, nn.kw
 local grad = tm.autograd.grad
@@ -382,6 +383,12 @@ describe("full backward hooks", function()
     inner:backward()
     assert.same({ 5 }, x.grad:tolist())
     assert.equal(0, #log)
+    m(x):backward { retain_graph = true }
+    assert.equal(1, #log)
+    x.grad = nil
+    inner:backward()
+    assert.same({ 5 }, x.grad:tolist())
+    assert.equal(1, #log)
   end)
 
   it("M138 case 65: once for each call, and again in each pass", function()
@@ -544,24 +551,31 @@ describe("full backward hooks", function()
   end)
 
   it("M147: a graph that is freed lets go of its hooks", function()
-    local weak = setmetatable({}, { __mode = "v" })
-    local function make()
-      local m = linear()
-      local big = {}
-      weak[1] = big
-      m:register_full_backward_hook(function() return big and nil end)
-      return m(leaf { { 1, 2 } })
+    local function kept()
+      local n = 0
+      for _ in pairs(binding.kept) do n = n + 1 end
+      return n
     end
-    local y = make()
+    local function make()
+      local l = linear()
+      record(l)
+      return l(leaf { { 1, 2 } })
+    end
     tm.collect()
-    assert.is_true(weak[1] ~= nil)
-    y:sum():backward()
-    y = nil -- luacheck: ignore
+    local before, nodes = kept(), tm.live().nodes
+    local function run()
+      local y = make()
+      tm.collect()
+      assert.is_true(kept() > before)
+      y:sum():backward()
+    end
+    run()
     tm.collect()
-    assert.is_nil(weak[1])
+    assert.equal(before, kept())
+    assert.equal(nodes, tm.live().nodes)
   end)
 
-  it("work for modules called in a coroutine, with meta tensors and in double", function()
+  it("work on meta tensors", function()
     local l = nn.Linear(2, 2, { device = "meta" })
     local seen
     l:register_full_backward_hook(function(_, gi) seen = gi[1] end)

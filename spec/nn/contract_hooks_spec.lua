@@ -3,6 +3,7 @@
 
 local H = require "spec.helper"
 local tm = require "tmod"
+local binding = require "tmod.ffi"
 local nn, F = tm.nn, tm.nn.functional
 local args, kw = nn.args, nn.kw
 local raises = H.raises
@@ -751,29 +752,54 @@ describe("cycles of modules, hooks and tensors", function()
     assert.same({ "tensor", "module" }, fired)
   end)
 
-  it("stay while only a gradient's own graph, or a view, leads to them", function()
-    local calls = 0
-    local function make(view)
+  -- What each returns leads to the hooked tensor by another way; `use` runs a pass through it.
+  local holders = {
+    ["a result further on"] = function(y) return (y * 2 + y:exp()):sum(), function(z) z:backward() end end,
+    ["a view"] = function(y) return y:view(2, 1), function(z) z:sum():backward() end end,
+    ["the base of a view that was changed"] = function(y)
+      local base = tm.ones(2, 2)
+      base[1]:mul_(y)
+      return base, function(z) z:sum():backward() end
+    end,
+    ["a gradient with a graph of its own"] = function(y)
       local w = tm.ones(2, { requires_grad = true })
-      local y = (w * w):tanh()
-      y:register_hook(function() calls = calls + 1 end)
-      if view then return y:view(2, 1), w end
-      local g = tm.autograd.grad(y:sum(), w, { create_graph = true })
-      w.grad = g -- leads to y's node through what tanh saved
-      return w
-    end
-    local v = make(true)
-    tm.collect()
-    calls = 0
-    v:sum():backward()
-    assert.equal(1, calls)
-    local w = make(false)
-    tm.collect()
-    calls = 0
-    w.grad:sum():backward()
-    assert.equal(1, calls)
-    w.grad = nil
-  end)
+      w.grad = tm.autograd.grad((w * y):tanh():sum(), w, { create_graph = true })
+      return w, function(leaf) leaf.grad:sum():backward() end
+    end,
+    ["what a custom function saved"] = function(y)
+      local Hidden, cell = tm.autograd.Function:extend "Hidden", { y }
+      function Hidden.forward(ctx, x)
+        ctx:save_for_backward(cell[1]) -- no argument
+        cell[1] = nil
+        return x * 2
+      end
+      function Hidden.backward(ctx, dy) return dy * ctx:saved() end
+      local x = tm.ones(2, { requires_grad = true })
+      return { Hidden.apply(x):sum(), x }, function(kept)
+        tm.autograd.grad(kept[1], kept[2], { create_graph = true }):sum():backward()
+      end
+    end,
+  }
+  for name, make in pairs(holders) do
+    it("stay while they are held by " .. name, function()
+      local calls = 0
+      local function build()
+        local x = tm.ones(2, { requires_grad = true })
+        local y = x:tanh()
+        y:register_hook(function() calls = calls + 1 end)
+        return make(y)
+      end
+      collectgarbage "stop" -- the dropped tensors are still there when the search begins
+      local kept, use = build()
+      binding.collect_garbage(true)
+      collectgarbage "restart"
+      tm.collect()
+      calls = 0
+      use(kept)
+      assert.equal(1, calls)
+      if tm.is_tensor(kept) then kept.grad = nil end
+    end)
+  end
 end)
 
 describe("scripts/hooks.lua", function()
