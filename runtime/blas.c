@@ -9,6 +9,7 @@
 #include <limits.h>
 #include <omp.h>
 #include <pthread.h>
+#include <signal.h>
 
 /* -- the libraries -------------------------------------------------------------------------------------- */
 
@@ -47,6 +48,23 @@ static void open_dnnl(void) {
 static void open_openblas(void) {
   static const char *const names[] = {TM_OPENBLAS_PATH, "libopenblas.so.0", NULL};
   *(void **)&cblas_dgemm = open_symbol(names, "cblas_dgemm");
+}
+
+/* oneDNN's generated code uses memory around the stack pointer, which a signal handler on the same stack overwrites:
+** the heap was corrupted in each of several runs with even an empty handler. So no signal that has a handler is let in
+** while it runs, on this thread or on those of the pool, which stay closed to them. */
+static void close_to_signals(sigset_t *old) {
+  static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
+  static int closed; /* threads of the pool */
+  sigset_t all;
+  sigfillset(&all);
+  for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(&all, faults[i]);
+  pthread_sigmask(SIG_SETMASK, &all, old);
+  int threads = omp_get_max_threads();
+  if (threads <= __atomic_load_n(&closed, __ATOMIC_RELAXED)) return;
+#pragma omp parallel num_threads(threads)
+  pthread_sigmask(SIG_SETMASK, &all, NULL);
+  __atomic_store_n(&closed, threads, __ATOMIC_RELAXED);
 }
 
 /* -- float32, our own ------------------------------------------------------------------------------------- */
@@ -308,9 +326,14 @@ static void product_f32(const problem *q, const float *a, const float *b, float 
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   if (!is_small_f32(q)) {
     pthread_once(&once, open_dnnl);
-    if (dnnl_sgemm && !dnnl_sgemm(q->ta ? 'T' : 'N', q->tb ? 'T' : 'N', q->m, q->n, q->k, (float)q->alpha, a, q->lda, b, q->ldb,
-                                  (float)q->beta, c, q->ldc))
-      return;
+    if (dnnl_sgemm) {
+      sigset_t signals;
+      close_to_signals(&signals);
+      int status = dnnl_sgemm(q->ta ? 'T' : 'N', q->tb ? 'T' : 'N', q->m, q->n, q->k, (float)q->alpha, a, q->lda, b, q->ldb,
+                              (float)q->beta, c, q->ldc);
+      pthread_sigmask(SIG_SETMASK, &signals, NULL);
+      if (!status) return;
+    }
   }
   sgemm_own(q->ta, q->tb, q->m, q->n, q->k, (float)q->alpha, a, q->lda, b, q->ldb, (float)q->beta, c, q->ldc);
 }

@@ -128,7 +128,7 @@ ROWS = {
     "add_big": big(lambda a, b: a + b), "relu_big": big(lambda a, b: torch.relu(a)), "sum_big": big(lambda a, b: a.sum()),
     "exp_big": big(lambda a, b: a.exp()),
     "parameter": turns(lambda: nn.Linear(2, 2), lambda m, x: m.weight), "trivial": turns(Trivial, call),
-    "stack": turns(lambda: nn.Sequential(*[Trivial() for _ in range(100)]), call), "nest": turns(lambda: Nested(100), call),
+    "stack": turns(lambda: nn.Sequential(*[Trivial() for _ in range(40)]), call), "nest": turns(lambda: Nested(100), call),
 }
 
 
