@@ -183,30 +183,34 @@ local function answer(engine, event)
   end
 end
 
--- Backward passes may start one another from hooks: an event per depth.
-local events, depth = {}, 0
+-- Backward passes may start one another from hooks, and hooks may yield: an event for each pass under way. One whose
+-- coroutine was dropped inside a hook is collected, event, mark and engine.
+local spare = {}
+local answering = setmetatable({}, { __mode = "k" })
+
+local function run_answer(engine, event)
+  local guarded = coroutine.running() ~= nil
+  if guarded then ffi.gc(engine, C.tm_engine_free) end
+  answering[event] = true
+  local ok, err = pcall(answer, engine, event)
+  answering[event] = nil
+  if guarded then ffi.gc(engine, nil) end
+  return ok, err
+end
 
 local function run(engine)
-  depth = depth + 1
-  local event = events[depth] or ffi.new "tm_event"
-  events[depth] = event
-  local ok, err = true, nil
+  local event = table.remove(spare) or ffi.new "tm_event"
+  local ok, err, kind = true, nil, nil
   repeat
     C.tm_engine_run(engine, event)
-    local kind = event.kind
-    if kind == C.TM_EVENT_ERROR then
-      depth = depth - 1
-      C.tm_engine_free(engine)
-      B.raise()
-    elseif kind ~= C.TM_EVENT_DONE then
-      ok, err = pcall(answer, engine, event)
-    end
-  until kind == C.TM_EVENT_DONE or not ok
-  depth = depth - 1
-  if not ok then
-    C.tm_engine_free(engine)
-    error(err, 0)
-  end
+    kind = event.kind
+    if kind ~= C.TM_EVENT_DONE and kind ~= C.TM_EVENT_ERROR then ok, err = run_answer(engine, event) end
+  until kind == C.TM_EVENT_DONE or kind == C.TM_EVENT_ERROR or not ok
+  spare[#spare + 1] = event
+  if kind == C.TM_EVENT_DONE then return end
+  C.tm_engine_free(engine)
+  if not ok then error(err, 0) end
+  B.raise()
 end
 
 -- cycles ----------------------------------------------------------------------------------------------------------------
@@ -252,7 +256,7 @@ local settled = 0 -- what the graph kept after the last search
 function B.collect_garbage(always)
   local n = 0
   for _ in pairs(B.kept) do n = n + 1 end
-  if n == 0 or depth > 0 or not (always or n > 2 * settled + 1000) then return collectgarbage() end
+  if n == 0 or next(answering) ~= nil or not (always or n > 2 * settled + 1000) then return collectgarbage() end
   local weak = hang()
   local ok, e = pcall(collectgarbage)
   for id, value in pairs(weak) do B.kept[id] = value end

@@ -290,8 +290,8 @@ local function counted(...)
 end
 
 -- Calling an instance. While forward runs, this frame tells an error in which module it is. It returns without a tail
--- call, of which a trace may have 15; and each class has a prototype of its own, of which a trace may nest 3: so a whole
--- model compiles.
+-- call, of which a trace may have 15; and each class has a prototype of its own, of which a trace may nest two: so models
+-- compile as a whole.
 local CALL = [[
 local STATE, state_of, hooks_call, global, counted, rawget, unpack = ...
 return function(self, ...)

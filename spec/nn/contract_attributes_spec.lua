@@ -4,6 +4,7 @@ local tm = require "tmod"
 local OrderedDict = require "tmod.ordered"
 
 local nn = tm.nn
+local util = require "jit.util"
 local Net = nn.Module:extend "my.Net"
 
 local function L() return nn.Linear(2, 2) end
@@ -386,17 +387,18 @@ describe("nn.Module: deleting", function()
 end)
 
 describe("nn.Module: cost of attributes", function()
-  ---Aborted traces that f(n) leaves behind in tmod's files.
+  ---Does the loop of f compile, so that it runs without the interpreter?
   local function compiles(f)
-    local aborted = {}
-    local function watch(what, _, fn, pc, code)
-      if what == "abort" then aborted[#aborted + 1] = ("%s in %s:%d"):format(tostring(code), require "jit.util".funcinfo(fn).source, pc) end
+    local root, linked
+    local function watch(what, trace, fn, _, parent)
+      if what == "start" then root = fn == f and parent == nil and trace or nil
+      elseif what == "stop" and trace == root then linked = util.traceinfo(trace).linktype end
     end
     jit.flush()
     jit.attach(watch, "trace")
-    f(300)
+    f(1000)
     jit.attach(watch)
-    return aborted
+    return linked
   end
 
   it("reads parameters, children and attributes in compiled code, and calls a nest of modules (M34)", function()
@@ -416,6 +418,12 @@ describe("nn.Module: cost of attributes", function()
       return y
     end
     assert.equal(5, work(1))
-    assert.same({}, compiles(work))
+    assert.equal("loop", compiles(work))
+    local seq, twenty = nn.Sequential(), {}
+    for i = 1, 20 do twenty[i] = inner() end
+    seq:extend(twenty)
+    m = function(x) return (seq(x)) end
+    assert.equal(2 ^ 20, work(1))
+    assert.equal("loop", compiles(work))
   end)
 end)
