@@ -32,46 +32,48 @@ void tm_anomaly_mode_set(int on) { anomaly = on != 0; }
 typedef struct saved {
   tm_tensor *t;
   int64_t version;
-  int result;               /* it is that result of the node; -1: no */
+  int result; /* it is that result of the node; -1: no */
 } saved;
 
 typedef struct hook {
   struct hook *next;
-  int64_t id;               /* 0: retain the gradient in `keep` */
+  int64_t id; /* 0: retain the gradient in `keep` */
   int kind, out_nr;
-  tm_tensor *keep;          /* weak */
+  tm_tensor *keep; /* weak */
 } hook;
 
-struct tm_hooks { hook *first; };
+struct tm_hooks {
+  hook *first;
+};
 
 enum node_kind { NODE_OP, NODE_ACC, NODE_CUSTOM, NODE_WINDOW };
 
 struct tm_node {
   int refs;
   int8_t kind;
-  uint8_t freed;            /* saved values are gone */
-  uint8_t poisoned;         /* accumulator of a content that was swapped away */
+  uint8_t freed;    /* saved values are gone */
+  uint8_t poisoned; /* accumulator of a content that was swapped away */
   int nin, nout, nsaved;
-  size_t bytes;             /* of the block */
+  size_t bytes; /* of the block */
   union {
-    int64_t seq;            /* order of creation: later nodes run first */
-    tm_node *next;          /* of those about to be freed */
+    int64_t seq;   /* order of creation: later nodes run first */
+    tm_node *next; /* of those about to be freed */
   };
-  int64_t id;               /* of a custom node: what Lua knows it by */
+  int64_t id; /* of a custom node: what Lua knows it by */
   const tm_op *op;
-  char *name;               /* of a custom node */
-  char *where;              /* anomaly mode: file and line of the forward call */
-  tm_edge *edge;            /* [nin] */
-  tm_inmeta *xm;            /* [nin] */
-  tm_inmeta *ym;            /* [nout] results */
-  tm_layout *layout;        /* views: of input 0; window: of its base */
-  saved *saved;             /* op that saves: [nin] inputs (t NULL: not saved), then [nout] results; custom: [nsaved] */
-  double *a;                /* op: arguments */
+  char *name;        /* of a custom node */
+  char *where;       /* anomaly mode: file and line of the forward call */
+  tm_edge *edge;     /* [nin] */
+  tm_inmeta *xm;     /* [nin] */
+  tm_inmeta *ym;     /* [nout] results */
+  tm_layout *layout; /* views: of input 0; window: of its base */
+  saved *saved;      /* op that saves: [nin] inputs (t NULL: not saved), then [nout] results; custom: [nsaved] */
+  double *a;         /* op: arguments */
   int64_t **list;
   hook *hooks;
-  tm_tensor *leaf;          /* accumulator: retained */
-  tm_node *inner;           /* window: the in-place operator, whose input 0 is the window */
-  tm_inmeta window;         /* window: the view that was changed; its base is xm[0] */
+  tm_tensor *leaf;  /* accumulator: retained */
+  tm_node *inner;   /* window: the in-place operator, whose input 0 is the window */
+  tm_inmeta window; /* window: the view that was changed; its base is xm[0] */
   tm_layout window_layout;
 };
 
@@ -108,10 +110,10 @@ int tm_dead_ids(int64_t *ids, int max) {
 
 const char *tm_node_name(const tm_node *n) {
   switch (n->kind) {
-    case NODE_ACC: return "accumulate_grad";
-    case NODE_CUSTOM: return n->name;
-    case NODE_WINDOW: return tm_node_name(n->inner);
-    default: return n->op->name;
+  case NODE_ACC: return "accumulate_grad";
+  case NODE_CUSTOM: return n->name;
+  case NODE_WINDOW: return tm_node_name(n->inner);
+  default: return n->op->name;
   }
 }
 
@@ -375,7 +377,8 @@ int tm_wants_record(const tm_call *c) {
 /* An alias of an input that leads back into the graph, so that gradients of gradients find the way. */
 static int save_input(tm_node *n, int i, tm_tensor *t, int64_t version) {
   if (t->c.flags & TM_FLAG_INFERENCE)
-    return tm_fail(TM_ERUNTIME, "%s: %s was made in inference mode and cannot be saved for backward; clone it outside", n->op->name, tm_say(t));
+    return tm_fail(TM_ERUNTIME, "%s: %s was made in inference mode and cannot be saved for backward; clone it outside", n->op->name,
+                   tm_say(t));
   tm_tensor *s = tm_tensor_alias(t);
   if (!s) return TM_EMEM;
   if (n->edge[i].node) {
@@ -554,7 +557,8 @@ int tm_check_inplace(tm_call *c, int *record) {
   tm_tensor *x = c->in[0];
   const char *name = c->op->name;
   if (x->c.flags & TM_FLAG_INFERENCE && !inference)
-    return tm_fail(TM_ERUNTIME, "%s_: %s was made in inference mode and cannot be changed in place outside of it; clone it", name, tm_say(x));
+    return tm_fail(TM_ERUNTIME, "%s_: %s was made in inference mode and cannot be changed in place outside of it; clone it", name,
+                   tm_say(x));
   if (!grad_mode) return TM_OK;
   tm_viewbase *vb = x->c.flags & TM_FLAG_VIEW ? x->c.vb : NULL;
   bool own = tm_tensor_requires_grad(x);
@@ -562,13 +566,15 @@ int tm_check_inplace(tm_call *c, int *record) {
   if (x->c.flags & TM_FLAG_REQUIRES_GRAD && !x->c.fn)
     return tm_fail(TM_ERUNTIME, "%s_: a leaf that requires grad, %s, cannot be changed in place; use tm.no_grad", name, tm_say(x));
   if (leaf_base)
-    return tm_fail(TM_ERUNTIME, "%s_: a view of a leaf that requires grad, %s, cannot be changed in place; use tm.no_grad", name, tm_say(x));
+    return tm_fail(TM_ERUNTIME, "%s_: a view of a leaf that requires grad, %s, cannot be changed in place; use tm.no_grad", name,
+                   tm_say(x));
   *record = tm_wants_record(c);
   if (x->c.flags & TM_FLAG_NOGRAD_VIEW && (*record || (vb && vb->fn)))
-    return tm_fail(TM_ERUNTIME, "%s_: %s is a view made under no_grad; it cannot be changed in place where gradients are recorded", name, tm_say(x));
+    return tm_fail(TM_ERUNTIME, "%s_: %s is a view made under no_grad; it cannot be changed in place where gradients are recorded", name,
+                   tm_say(x));
   if (own && x->c.flags & TM_FLAG_CUSTOM_VIEW)
-    return tm_fail(TM_ERUNTIME, "%s_: %s shares memory with what went into %s, whose gradient the change would bypass; clone it first", name, tm_say(x),
-                   custom_maker(x));
+    return tm_fail(TM_ERUNTIME, "%s_: %s shares memory with what went into %s, whose gradient the change would bypass; clone it first",
+                   name, tm_say(x), custom_maker(x));
   if (own && !c->op->vjp)
     return tm_fail(TM_ERUNTIME, "%s_: %s requires grad, and %s_ has no gradient; use tm.no_grad or detach", name, tm_say(x), name);
   if (*record && !tm_is_float(x->c.dtype)) *record = 0;
@@ -619,7 +625,8 @@ int tm_tensor_retains_grad(const tm_tensor *t) { return t->c.fn && t->c.flags & 
 tm_tensor *tm_tensor_detach(const tm_tensor *t) { return tm_tensor_alias(t); }
 
 int tm_tensor_detach_(tm_tensor *t) {
-  if (t->c.flags & TM_FLAG_VIEW && t->c.vb) return tm_fail(TM_ERUNTIME, "detach_: %s is a view, whose history belongs to its base; use detach", tm_say(t));
+  if (t->c.flags & TM_FLAG_VIEW && t->c.vb)
+    return tm_fail(TM_ERUNTIME, "detach_: %s is a view, whose history belongs to its base; use detach", tm_say(t));
   if (t->c.vb && t->c.fn) { /* its views keep the old history */
     tm_viewbase_release(t->c.vb);
     t->c.vb = NULL;
@@ -629,7 +636,7 @@ int tm_tensor_detach_(tm_tensor *t) {
       if (h->keep == t) h->keep = NULL;
   node_release(t->c.fn);
   t->c.fn = NULL;
-  t->c.flags &= (uint8_t)~(TM_FLAG_REQUIRES_GRAD | TM_FLAG_RETAINS_GRAD);
+  t->c.flags &= (uint8_t) ~(TM_FLAG_REQUIRES_GRAD | TM_FLAG_RETAINS_GRAD);
   return TM_OK;
 }
 
@@ -713,7 +720,7 @@ int tm_tensor_set_data(tm_tensor *t, const tm_tensor *source) {
     if (c->vb->leaf == t) c->vb->leaf = NULL;
     tm_viewbase_release(c->vb);
     c->vb = NULL;
-    c->flags &= (uint8_t)~(TM_FLAG_VIEW | TM_FLAG_NOGRAD_VIEW);
+    c->flags &= (uint8_t) ~(TM_FLAG_VIEW | TM_FLAG_NOGRAD_VIEW);
   }
   return TM_OK;
 }
@@ -732,7 +739,8 @@ static hook **hook_list(tm_tensor *t) {
 int64_t tm_hook_add(tm_tensor *t, int kind) {
   if (!tm_tensor_requires_grad(t)) return tm_fail(TM_ERUNTIME, "register_hook: %s does not require grad", tm_say(t)), 0;
   if (kind == TM_HOOK_POST_ACCUMULATE && t->c.fn)
-    return tm_fail(TM_ERUNTIME, "register_post_accumulate_grad_hook: only for leaves; this tensor was made by %s", tm_node_name(t->c.fn)), 0;
+    return tm_fail(TM_ERUNTIME, "register_post_accumulate_grad_hook: only for leaves; this tensor was made by %s", tm_node_name(t->c.fn)),
+           0;
   hook **at = hook_list(t), *h = at ? tm_host_alloc(sizeof *h) : NULL;
   if (!h) return 0;
   while (*at) at = &(*at)->next;
@@ -844,7 +852,7 @@ static tm_tensor *fit(tm_vjp *v, tm_tensor *g, const tm_inmeta *m, int which) {
   }
   if (g && g->c.dtype != m->dtype) g = v_cast(v, g, m->dtype);
   return g;
-bad: {
+bad : {
   char text[160];
   return tm_fail_null(TM_ERUNTIME, "%s: backward gave a gradient %s for input %d of shape %s", tm_node_name(v->node), tm_say(g), which + 1,
                       tm_shape_text(text, sizeof text, m->ndim, m->size));
@@ -854,12 +862,12 @@ bad: {
 /* -- the engine ----------------------------------------------------------------------------------------------------------- */
 
 typedef struct entry {
-  tm_node *node;            /* retained */
-  int deps;                 /* edges of this pass into the node that have not delivered */
-  uint8_t wanted;           /* leads to an input that was asked for (or all are) */
+  tm_node *node;  /* retained */
+  int deps;       /* edges of this pass into the node that have not delivered */
+  uint8_t wanted; /* leads to an input that was asked for (or all are) */
   uint8_t queued;
-  tm_tensor **grad;         /* [nout] sums so far; retained */
-  tm_tensor *one;           /* grad of a node with one result */
+  tm_tensor **grad; /* [nout] sums so far; retained */
+  tm_tensor *one;   /* grad of a node with one result */
 } entry;
 
 enum phase { PHASE_PICK, PHASE_HOOKS, PHASE_RUN, PHASE_CUSTOM, PHASE_POST };
@@ -867,16 +875,16 @@ enum phase { PHASE_PICK, PHASE_HOOKS, PHASE_RUN, PHASE_CUSTOM, PHASE_POST };
 struct tm_engine {
   entry *entry;
   int nentry, capentry;
-  int *table, ntable;       /* open addressing: node -> entry */
+  int *table, ntable; /* open addressing: node -> entry */
   int *heap, nheap, capheap;
   int retain, create, accumulate;
   int ninput;
-  tm_edge *input;           /* edges of the asked-for tensors */
-  tm_tensor **result;       /* [ninput] */
+  tm_edge *input;     /* edges of the asked-for tensors */
+  tm_tensor **result; /* [ninput] */
   enum phase phase;
-  int current;              /* entry being run */
-  hook *hook;               /* next hook to look at */
-  int hook_out;             /* its position in entry.grad */
+  int current;  /* entry being run */
+  hook *hook;   /* next hook to look at */
+  int hook_out; /* its position in entry.grad */
   int64_t hook_id;
   tm_tensor *event_grad[1];
   int ncsaved, ncresult;
@@ -1060,9 +1068,9 @@ static int seed(tm_engine *e, int i, tm_tensor *root, tm_tensor *gradient) {
   if (g && g->c.device != root->c.device)
     return tm_fail(TM_ERUNTIME, "backward: gradient %d is %s, its tensor is %s; expected one device", i + 1, tm_say(g), tm_say(root));
   if (!g) {
-    if (root->c.numel != 1)
-      return tm_fail(TM_ERUNTIME, "backward: a gradient can be left out only for one element, got %s", tm_say(root));
-    tm_call c = {.op = &tm_ops[TM_OPC_full], .nin = 0, .na = 4, .a = {root->c.ndim, 1, root->c.dtype, root->c.device}, .list = {root->c.size}};
+    if (root->c.numel != 1) return tm_fail(TM_ERUNTIME, "backward: a gradient can be left out only for one element, got %s", tm_say(root));
+    tm_call c = {
+        .op = &tm_ops[TM_OPC_full], .nin = 0, .na = 4, .a = {root->c.ndim, 1, root->c.dtype, root->c.device}, .list = {root->c.size}};
     if ((code = tm_call_run(&c)) != TM_OK) return code;
     g = c.out[0];
   } else if (g->c.dtype != root->c.dtype) {
@@ -1159,7 +1167,8 @@ tm_tensor *tm_engine_result(tm_engine *e, int i) {
 static tm_tensor *unpack(tm_vjp *v, const saved *s) {
   tm_node *n = v->node;
   if (s->t->c.storage->version != s->version)
-    return tm_fail_null(TM_ERUNTIME, "%s: a value needed for its gradient, %s, was changed in place: it is at version %lld, expected version %lld%s%s",
+    return tm_fail_null(TM_ERUNTIME,
+                        "%s: a value needed for its gradient, %s, was changed in place: it is at version %lld, expected version %lld%s%s",
                         tm_node_name(n), tm_say(s->t), (long long)s->t->c.storage->version, (long long)s->version,
                         n->where ? "; forward at " : "", n->where ? n->where : "");
   if (s->result < 0 || !grad_mode) return s->t;
@@ -1171,7 +1180,9 @@ static tm_tensor *unpack(tm_vjp *v, const saved *s) {
 }
 
 static int freed_error(const tm_node *n) {
-  return tm_fail(TM_ERUNTIME, "%s: backward a second time through a graph whose saved values have been freed; use {retain_graph = true} the first time", tm_node_name(n));
+  return tm_fail(TM_ERUNTIME,
+                 "%s: backward a second time through a graph whose saved values have been freed; use {retain_graph = true} the first time",
+                 tm_node_name(n));
 }
 
 /* Evaluates the formula of an operator's node. dy[nout] -> dx[nin], kept by v. */
@@ -1301,9 +1312,13 @@ static int accumulate(tm_engine *e, entry *x) {
   tm_node *n = x->node;
   tm_tensor *leaf = n->leaf, *g = x->one;
   if (n->poisoned)
-    return tm_fail(TM_ERUNTIME, "backward: the content of a leaf, %s, was swapped between forward and backward; convert before forward or after backward", tm_say(leaf));
+    return tm_fail(
+        TM_ERUNTIME,
+        "backward: the content of a leaf, %s, was swapped between forward and backward; convert before forward or after backward",
+        tm_say(leaf));
   if (g->c.device != leaf->c.device)
-    return tm_fail(TM_ERUNTIME, "backward: the gradient is %s, its leaf is %s: it was moved between forward and backward", tm_say(g), tm_say(leaf));
+    return tm_fail(TM_ERUNTIME, "backward: the gradient is %s, its leaf is %s: it was moved between forward and backward", tm_say(g),
+                   tm_say(leaf));
   if (g->c.ndim != leaf->c.ndim || memcmp(g->c.size, leaf->c.size, (size_t)leaf->c.ndim * sizeof(int64_t)))
     return tm_fail(TM_ERUNTIME, "backward: the gradient is %s, its leaf is now %s", tm_say(g), tm_say(leaf));
   if (g->c.dtype != leaf->c.dtype) { /* the leaf was converted meanwhile */
@@ -1373,7 +1388,14 @@ static int ask_custom(tm_engine *e, entry *x, tm_event *event) {
   tm_host_free(v.temp);
   for (int i = 0; i < n->nsaved; i++)
     if (n->saved[i].t && !e->csaved[i]) return tm_last_code();
-  *event = (tm_event){.kind = TM_EVENT_CUSTOM, .n = n->nout, .nin = n->nin, .create_graph = e->create, .id = n->id, .grad = grads(x), .saved = e->csaved, .nsaved = n->nsaved};
+  *event = (tm_event){.kind = TM_EVENT_CUSTOM,
+                      .n = n->nout,
+                      .nin = n->nin,
+                      .create_graph = e->create,
+                      .id = n->id,
+                      .grad = grads(x),
+                      .saved = e->csaved,
+                      .nsaved = n->nsaved};
   return TM_OK;
 }
 
@@ -1394,62 +1416,62 @@ static int step(tm_engine *e, tm_event *event) {
   tm_node *n = x->node;
   bool acc = n->kind == NODE_ACC;
   switch (e->phase) {
-    case PHASE_PICK:
-      e->current = pop(e);
-      x = &e->entry[e->current], n = x->node;
-      e->hook = n->kind == NODE_ACC ? (n->leaf->c.hooks && n->leaf->c.acc == n ? n->leaf->c.hooks->first : NULL) : n->hooks;
-      e->phase = PHASE_HOOKS;
-      return 0;
-    case PHASE_HOOKS:
-      for (; e->hook; e->hook = e->hook->next) {
-        hook *h = e->hook;
-        if (h->id == 0 || h->kind != TM_HOOK_GRAD || h->out_nr >= n->nout || !grads(x)[h->out_nr]) continue;
-        e->hook_out = h->out_nr;
-        e->hook_id = h->id;
-        e->event_grad[0] = grads(x)[h->out_nr];
-        *event = (tm_event){.kind = TM_EVENT_HOOK, .n = 1, .nin = 1, .create_graph = e->create, .id = h->id, .grad = e->event_grad};
-        return 1;
+  case PHASE_PICK:
+    e->current = pop(e);
+    x = &e->entry[e->current], n = x->node;
+    e->hook = n->kind == NODE_ACC ? (n->leaf->c.hooks && n->leaf->c.acc == n ? n->leaf->c.hooks->first : NULL) : n->hooks;
+    e->phase = PHASE_HOOKS;
+    return 0;
+  case PHASE_HOOKS:
+    for (; e->hook; e->hook = e->hook->next) {
+      hook *h = e->hook;
+      if (h->id == 0 || h->kind != TM_HOOK_GRAD || h->out_nr >= n->nout || !grads(x)[h->out_nr]) continue;
+      e->hook_out = h->out_nr;
+      e->hook_id = h->id;
+      e->event_grad[0] = grads(x)[h->out_nr];
+      *event = (tm_event){.kind = TM_EVENT_HOOK, .n = 1, .nin = 1, .create_graph = e->create, .id = h->id, .grad = e->event_grad};
+      return 1;
+    }
+    for (hook *h = acc ? NULL : n->hooks; h; h = h->next)
+      if (h->id == 0 && h->keep && grads(x)[h->out_nr] && tm_tensor_grad_set(h->keep, grads(x)[h->out_nr]) != TM_OK) return -1;
+    if (e->ninput && !e->accumulate) capture(e, x);
+    e->phase = PHASE_RUN;
+    return 0;
+  case PHASE_RUN:
+    if (n->kind == NODE_CUSTOM && has_work(e, x)) {
+      if (ask_custom(e, x, event) != TM_OK) return -1;
+      e->phase = PHASE_CUSTOM;
+      return 1;
+    }
+    if (acc) {
+      if (e->accumulate && x->one) {
+        if (accumulate(e, x) != TM_OK) return -1;
+        e->hook = n->leaf->c.hooks && n->leaf->c.acc == n ? n->leaf->c.hooks->first : NULL;
+        e->phase = PHASE_POST;
+        return 0;
       }
-      for (hook *h = acc ? NULL : n->hooks; h; h = h->next)
-        if (h->id == 0 && h->keep && grads(x)[h->out_nr] && tm_tensor_grad_set(h->keep, grads(x)[h->out_nr]) != TM_OK) return -1;
-      if (e->ninput && !e->accumulate) capture(e, x);
-      e->phase = PHASE_RUN;
-      return 0;
-    case PHASE_RUN:
-      if (n->kind == NODE_CUSTOM && has_work(e, x)) {
-        if (ask_custom(e, x, event) != TM_OK) return -1;
-        e->phase = PHASE_CUSTOM;
-        return 1;
-      }
-      if (acc) {
-        if (e->accumulate && x->one) {
-          if (accumulate(e, x) != TM_OK) return -1;
-          e->hook = n->leaf->c.hooks && n->leaf->c.acc == n ? n->leaf->c.hooks->first : NULL;
-          e->phase = PHASE_POST;
-          return 0;
-        }
-      } else if (run_node(e, x) != TM_OK) {
-        return -1;
-      }
-      done_with(&e->entry[e->current]);
-      e->phase = PHASE_PICK;
-      return 0;
-    case PHASE_CUSTOM:
-      if (finish_custom(e, x) != TM_OK) return -1;
-      done_with(&e->entry[e->current]);
-      e->phase = PHASE_PICK;
-      return 0;
-    case PHASE_POST:
-      for (; e->hook; e->hook = e->hook->next) {
-        if (e->hook->kind != TM_HOOK_POST_ACCUMULATE) continue;
-        e->hook_id = e->hook->id;
-        e->event_grad[0] = n->leaf;
-        *event = (tm_event){.kind = TM_EVENT_POST_ACCUMULATE, .n = 1, .create_graph = e->create, .id = e->hook->id, .grad = e->event_grad};
-        return 1;
-      }
-      done_with(x);
-      e->phase = PHASE_PICK;
-      return 0;
+    } else if (run_node(e, x) != TM_OK) {
+      return -1;
+    }
+    done_with(&e->entry[e->current]);
+    e->phase = PHASE_PICK;
+    return 0;
+  case PHASE_CUSTOM:
+    if (finish_custom(e, x) != TM_OK) return -1;
+    done_with(&e->entry[e->current]);
+    e->phase = PHASE_PICK;
+    return 0;
+  case PHASE_POST:
+    for (; e->hook; e->hook = e->hook->next) {
+      if (e->hook->kind != TM_HOOK_POST_ACCUMULATE) continue;
+      e->hook_id = e->hook->id;
+      e->event_grad[0] = n->leaf;
+      *event = (tm_event){.kind = TM_EVENT_POST_ACCUMULATE, .n = 1, .create_graph = e->create, .id = e->hook->id, .grad = e->event_grad};
+      return 1;
+    }
+    done_with(x);
+    e->phase = PHASE_PICK;
+    return 0;
   }
   return -1;
 }
@@ -1483,9 +1505,12 @@ int tm_engine_answer(tm_engine *e, int n, tm_tensor *const *result) {
     if (!g || g == *slot) return TM_OK;
     const tm_inmeta *m = &x->node->ym[e->hook_out];
     if (g->c.ndim != m->ndim || memcmp(g->c.size, m->size, (size_t)m->ndim * sizeof(int64_t)))
-      return tm_fail(TM_ERUNTIME, "hook: returned %s, expected shape %s as the gradient has", tm_say(g), tm_shape_text(text, sizeof text, m->ndim, m->size));
-    if (g->c.dtype != m->dtype) return tm_fail(TM_ERUNTIME, "hook: returned %s, expected dtype %s as the gradient has", tm_say(g), tm_dtype_name(m->dtype));
-    if (g->c.device != m->device) return tm_fail(TM_ERUNTIME, "hook: returned %s, expected device %s as the gradient has", tm_say(g), tm_device_name(m->device));
+      return tm_fail(TM_ERUNTIME, "hook: returned %s, expected shape %s as the gradient has", tm_say(g),
+                     tm_shape_text(text, sizeof text, m->ndim, m->size));
+    if (g->c.dtype != m->dtype)
+      return tm_fail(TM_ERUNTIME, "hook: returned %s, expected dtype %s as the gradient has", tm_say(g), tm_dtype_name(m->dtype));
+    if (g->c.device != m->device)
+      return tm_fail(TM_ERUNTIME, "hook: returned %s, expected device %s as the gradient has", tm_say(g), tm_device_name(m->device));
     tm_tensor_retain(g);
     tm_tensor_release(*slot);
     *slot = g;
@@ -1497,7 +1522,8 @@ int tm_engine_answer(tm_engine *e, int n, tm_tensor *const *result) {
   }
   if (e->phase != PHASE_CUSTOM) return tm_fail(TM_ERUNTIME, "engine: nothing was asked");
   if (n != x->node->nin)
-    return tm_fail(TM_ERUNTIME, "%s: backward returned %d gradients, expected %d, one for each input", tm_node_name(x->node), n, x->node->nin);
+    return tm_fail(TM_ERUNTIME, "%s: backward returned %d gradients, expected %d, one for each input", tm_node_name(x->node), n,
+                   x->node->nin);
   for (int i = 0; i < n; i++) {
     if (!result[i]) continue;
     tm_tensor_retain(result[i]);
@@ -1533,7 +1559,9 @@ static int add_pair(int64_t **pair, int64_t *n, int64_t *room, int64_t a, int64_
 static int add_edge(tm_links *l, int64_t from, int64_t to) { return add_pair(&l->edge, &l->nedge, &l->room[1], from, to); }
 
 /* A node on the way down, and what is to be looked at next. */
-typedef struct place { int entry, next; } place;
+typedef struct place {
+  int entry, next;
+} place;
 
 /* In an entry, `deps` is the vertex that stands for the node (0: none so far), `wanted` tells that it stands for no
 ** other, `queued` that the node is finished. */

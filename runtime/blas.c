@@ -329,8 +329,8 @@ static void product_f32(const problem *q, const float *a, const float *b, float 
     if (dnnl_sgemm) {
       sigset_t signals;
       close_to_signals(&signals);
-      int status = dnnl_sgemm(q->ta ? 'T' : 'N', q->tb ? 'T' : 'N', q->m, q->n, q->k, (float)q->alpha, a, q->lda, b, q->ldb,
-                              (float)q->beta, c, q->ldc);
+      int status = dnnl_sgemm(q->ta ? 'T' : 'N', q->tb ? 'T' : 'N', q->m, q->n, q->k, (float)q->alpha, a, q->lda, b, q->ldb, (float)q->beta,
+                              c, q->ldc);
       pthread_sigmask(SIG_SETMASK, &signals, NULL);
       if (!status) return;
     }

@@ -10,10 +10,10 @@
 #define DECLARE_VJP_none(name)
 
 #define DECLARE_VIEW(name, signature, rule, gradient, saves, flags, doc) \
-  int tm_infer_##rule(tm_call *c);                                       \
+  int tm_infer_##rule(tm_call *c); \
   DECLARE_VJP_##gradient(name)
 #define DECLARE_OP(name, signature, rule, gradient, saves, flags, doc) \
-  DECLARE_VIEW(name, signature, rule, gradient, saves, flags, doc)     \
+  DECLARE_VIEW(name, signature, rule, gradient, saves, flags, doc) \
   int tm_##name##_cpu(tm_call *c);
 TM_OPS(DECLARE_OP, DECLARE_VIEW)
 
@@ -26,11 +26,14 @@ enum { I = TM_OP_INPLACE, O = TM_OP_INPLACE | TM_OP_MUTATES, R = TM_OP_RANDOM, F
 
 tm_op tm_ops[] = {TM_OPS(ROW_OP, ROW_VIEW)};
 
-static const struct { const char *name; uint8_t type; } argtypes[] = {
-  {"tensor", TM_ARG_TENSOR}, {"tensor?", TM_ARG_OPTIONAL}, {"operand", TM_ARG_OPERAND}, {"tensors", TM_ARG_TENSORS},
-  {"num", TM_ARG_NUM}, {"num?", TM_ARG_NUM}, {"int", TM_ARG_INT}, {"bool", TM_ARG_BOOL}, {"dim", TM_ARG_DIM}, {"dim?", TM_ARG_NODIM},
-  {"newdim", TM_ARG_NEWDIM}, {"dims", TM_ARG_DIMS}, {"dims?", TM_ARG_DIMS}, {"index", TM_ARG_INDEX}, {"shape", TM_ARG_SHAPE},
-  {"ints", TM_ARG_INTS}, {"dtype?", TM_ARG_DTYPE}, {"device?", TM_ARG_DEVICE}};
+static const struct {
+  const char *name;
+  uint8_t type;
+} argtypes[] = {{"tensor", TM_ARG_TENSOR}, {"tensor?", TM_ARG_OPTIONAL}, {"operand", TM_ARG_OPERAND}, {"tensors", TM_ARG_TENSORS},
+                {"num", TM_ARG_NUM},       {"num?", TM_ARG_NUM},         {"int", TM_ARG_INT},         {"bool", TM_ARG_BOOL},
+                {"dim", TM_ARG_DIM},       {"dim?", TM_ARG_NODIM},       {"newdim", TM_ARG_NEWDIM},   {"dims", TM_ARG_DIMS},
+                {"dims?", TM_ARG_DIMS},    {"index", TM_ARG_INDEX},      {"shape", TM_ARG_SHAPE},     {"ints", TM_ARG_INTS},
+                {"dtype?", TM_ARG_DTYPE},  {"device?", TM_ARG_DEVICE}};
 
 static int argtype(const char *type, size_t n) {
   if (n == 0) return TM_ARG_TENSOR;
@@ -105,7 +108,8 @@ int tm_op_flags(int op) { return op_at(op) ? tm_ops[op].flags : 0; }
 static bool partial_overlap(const tm_tensor *a, const tm_tensor *b) {
   if (a->c.storage != b->c.storage || !a->c.numel || !b->c.numel) return false;
   bool same = a->c.ndim == b->c.ndim && a->c.offset == b->c.offset && a->c.dtype == b->c.dtype;
-  for (int i = 0; same && i < a->c.ndim; i++) same = a->c.size[i] == b->c.size[i] && (a->c.stride[i] == b->c.stride[i] || a->c.size[i] == 1);
+  for (int i = 0; same && i < a->c.ndim; i++)
+    same = a->c.size[i] == b->c.size[i] && (a->c.stride[i] == b->c.stride[i] || a->c.size[i] == 1);
   if (same) return false;
   int64_t la = a->c.offset, lb = b->c.offset, ha = la, hb = lb; /* one dtype per storage in practice: elements compare */
   for (int i = 0; i < a->c.ndim; i++) ha += (a->c.size[i] - 1) * a->c.stride[i];
@@ -117,7 +121,8 @@ static int prepare_inplace(tm_call *c, tm_tensor **moved) {
   tm_tensor *x = c->in[0];
   char a[160];
   if (tm_overlap(x))
-    return tm_fail(TM_ERUNTIME, "%s_: several positions of x, %s, share one element (it was expanded); clone it first", c->op->name, tm_say(x));
+    return tm_fail(TM_ERUNTIME, "%s_: several positions of x, %s, share one element (it was expanded); clone it first", c->op->name,
+                   tm_say(x));
   if (c->o[0].ndim != x->c.ndim || memcmp(c->o[0].size, x->c.size, (size_t)x->c.ndim * sizeof(int64_t)))
     return tm_fail(TM_ERUNTIME, "%s_: the result has shape %s, which does not fit into x, %s", c->op->name,
                    tm_shape_text(a, sizeof a, c->o[0].ndim, c->o[0].size), tm_say(x));
@@ -155,8 +160,7 @@ static int make_results(tm_call *c) {
 static int run_kernel(tm_call *c) {
   int device = c->nout > 0 ? c->out[0]->c.device : c->nin > 0 && c->in[0] ? c->in[0]->c.device : TM_DEV_CPU, kind = TM_KIND(device);
   if (kind == TM_META) return TM_OK;
-  if (!c->op->kernel[kind])
-    return tm_fail(TM_ENOTIMPL, "%s: no kernel for device %s", c->op->name, tm_device_name(device));
+  if (!c->op->kernel[kind]) return tm_fail(TM_ENOTIMPL, "%s: no kernel for device %s", c->op->name, tm_device_name(device));
   return c->op->kernel[kind](c);
 }
 
@@ -218,7 +222,10 @@ tm_tensor *tm_op_run(int op, int nin, tm_tensor **in, const double *a, const int
 
 /* -- from a frame ------------------------------------------------------------------------------------------------ */
 
-typedef struct decoded { int64_t number[4 * TM_MAXDIM]; int used; } decoded;
+typedef struct decoded {
+  int64_t number[4 * TM_MAXDIM];
+  int used;
+} decoded;
 
 static int whole(const tm_op *op, int k, double v, int64_t *out) {
   if (v != floor(v) || fabs(v) > 9007199254740992.0)
@@ -275,29 +282,29 @@ static int decode_args(tm_call *c, const double **list, decoded *d) {
     int64_t n = 0;
     int dim = 0;
     switch (op->atype[k]) {
-      case TM_ARG_NODIM:
-        if (isnan(v)) break; /* absent */
-        /* fall through */
-      case TM_ARG_DIM:
-      case TM_ARG_NEWDIM:
-        if (shift_dim(c, k, v, op->atype[k] == TM_ARG_NEWDIM, &dim) != TM_OK) return tm_last_code();
-        c->a[k] = dim;
-        break;
-      case TM_ARG_INDEX:
-        if (whole(op, k, v, &n) != TM_OK) return TM_ETYPE;
-        if (n == 0) return tm_fail(TM_EINDEX, "%s: %s is 0; positions count from 1, and -1 is the last", op->name, op->aname[k]);
-        c->a[k] = (double)(n > 0 ? n - 1 : n);
-        break;
-      case TM_ARG_INT:
-        if (whole(op, k, v, &n) != TM_OK) return TM_ETYPE;
-        break;
-      case TM_ARG_DIMS:
-      case TM_ARG_SHAPE:
-      case TM_ARG_INTS:
-        c->list[k] = NULL;
-        if (decode_list(c, k, list, d) != TM_OK) return tm_last_code();
-        break;
-      default: break;
+    case TM_ARG_NODIM:
+      if (isnan(v)) break; /* absent */
+      /* fall through */
+    case TM_ARG_DIM:
+    case TM_ARG_NEWDIM:
+      if (shift_dim(c, k, v, op->atype[k] == TM_ARG_NEWDIM, &dim) != TM_OK) return tm_last_code();
+      c->a[k] = dim;
+      break;
+    case TM_ARG_INDEX:
+      if (whole(op, k, v, &n) != TM_OK) return TM_ETYPE;
+      if (n == 0) return tm_fail(TM_EINDEX, "%s: %s is 0; positions count from 1, and -1 is the last", op->name, op->aname[k]);
+      c->a[k] = (double)(n > 0 ? n - 1 : n);
+      break;
+    case TM_ARG_INT:
+      if (whole(op, k, v, &n) != TM_OK) return TM_ETYPE;
+      break;
+    case TM_ARG_DIMS:
+    case TM_ARG_SHAPE:
+    case TM_ARG_INTS:
+      c->list[k] = NULL;
+      if (decode_list(c, k, list, d) != TM_OK) return tm_last_code();
+      break;
+    default: break;
     }
   }
   return TM_OK;

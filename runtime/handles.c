@@ -5,10 +5,10 @@
 enum { GENERATIONS = 1 << 20 }; /* 2^32 * 2^20 < 2^53: exact in a double */
 
 struct tm_handles {
-  tm_slot *slot;             /* [capacity]; slot 0 stays free */
-  uint8_t *used;             /* [capacity] 0: free; else 1 + depth of the scope it was entered in */
+  tm_slot *slot; /* [capacity]; slot 0 stays free */
+  uint8_t *used; /* [capacity] 0: free; else 1 + depth of the scope it was entered in */
   int32_t capacity, end, free, count, depth;
-  int32_t since, trigger;    /* tensors entered since the last sweep; sweep asked for beyond trigger */
+  int32_t since, trigger; /* tensors entered since the last sweep; sweep asked for beyond trigger */
 };
 
 /* Sweeping often is dear when many tensors live; seldom, and the garbage leaves the cache. With few alive a full

@@ -13,16 +13,16 @@ enum { CACHING = 1 };
 #endif
 
 enum {
-  NBIN = 64 * 4,             /* four sizes for each power of two */
-  HUGE_FROM = 4 << 20,       /* bytes; from here blocks ask for huge pages: a page fault each 2 MB, not each 4 KB */
-  BUDGET_MIN = 64 << 20,     /* bytes that may be allocated between collections */
-  HOST_SHARE = 512           /* bytes of handle, storage and node that a small tensor costs beside its data */
+  NBIN = 64 * 4,         /* four sizes for each power of two */
+  HUGE_FROM = 4 << 20,   /* bytes; from here blocks ask for huge pages: a page fault each 2 MB, not each 4 KB */
+  BUDGET_MIN = 64 << 20, /* bytes that may be allocated between collections */
+  HOST_SHARE = 512       /* bytes of handle, storage and node that a small tensor costs beside its data */
 };
 
 static struct {
   struct block *bin[NBIN];
   tm_memory_info info;
-  double since;              /* bytes allocated since the last collection */
+  double since; /* bytes allocated since the last collection */
   double budget;
   pthread_mutex_t mutex;
 } cpu = {.budget = BUDGET_MIN, .mutex = PTHREAD_MUTEX_INITIALIZER};
@@ -30,8 +30,12 @@ static struct {
 int tm_shared;
 static int64_t fail_at, counted, live_storages, storage_ids;
 
-static void lock(void) { if (TM_UNLIKELY(tm_shared)) pthread_mutex_lock(&cpu.mutex); }
-static void unlock(void) { if (TM_UNLIKELY(tm_shared)) pthread_mutex_unlock(&cpu.mutex); }
+static void lock(void) {
+  if (TM_UNLIKELY(tm_shared)) pthread_mutex_lock(&cpu.mutex);
+}
+static void unlock(void) {
+  if (TM_UNLIKELY(tm_shared)) pthread_mutex_unlock(&cpu.mutex);
+}
 
 /* -- failures on demand, for specs -- */
 
@@ -62,7 +66,9 @@ void tm_host_free(void *p) { free(p); }
 
 enum { POOL_STEP = 32, POOL_MAX = 1024, SLAB = 64 << 10 };
 
-typedef struct block { struct block *next; } block;
+typedef struct block {
+  struct block *next;
+} block;
 
 static block *pool[POOL_MAX / POOL_STEP + 1];
 static pthread_mutex_t pool_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -160,8 +166,8 @@ static void *cpu_alloc(size_t bytes, size_t *capacity) {
     cpu.info.in_use += (double)bytes;
     if (cpu.info.in_use > cpu.info.peak) cpu.info.peak = cpu.info.in_use;
   } else {
-    tm_fail(TM_EMEM, "out of memory on cpu: asked for %.0f bytes, %.0f in use, %.0f cached, limit %.0f (0: none)",
-            (double)bytes, cpu.info.in_use, cpu.info.cached, cpu.info.limit);
+    tm_fail(TM_EMEM, "out of memory on cpu: asked for %.0f bytes, %.0f in use, %.0f cached, limit %.0f (0: none)", (double)bytes,
+            cpu.info.in_use, cpu.info.cached, cpu.info.limit);
   }
   unlock();
   return p;

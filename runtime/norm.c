@@ -78,28 +78,27 @@ int tm_infer_layer_norm_backward(tm_call *c) {
 /* -- kernels ------------------------------------------------------------------------------------------------------ */
 
 typedef struct job {
-  int64_t R, n, part;   /* part: rows in one item */
+  int64_t R, n, part; /* part: rows in one item */
   double eps;
-  const void *x,        /* (R, n) */
-      *dy,              /* (R, n) */
-      *weight, *bias;   /* (n), or NULL */
-  void *y;              /* (R, n); dx when going backward */
-  void *stats;          /* (2, R): means, variances */
-  void *sums;           /* (parts, 2, n), or NULL: gradients of weight and bias, float64 */
-  void *block;          /* (parts, 2, n): the same of up to 32 rows */
+  const void *x,      /* (R, n) */
+      *dy,            /* (R, n) */
+      *weight, *bias; /* (n), or NULL */
+  void *y;            /* (R, n); dx when going backward */
+  void *stats;        /* (2, R): means, variances */
+  void *sums;         /* (parts, 2, n), or NULL: gradients of weight and bias, float64 */
+  void *block;        /* (parts, 2, n): the same of up to 32 rows */
 } job;
 
 /* Sixteen sums side by side: rounding errors are the same whatever vectors there are, and small. */
-#define SUM(T, each)                                                                     \
-  double total = 0;                                                                      \
-  int64_t i = 0;                                                                         \
-  while (i + 16 <= n) {                                                                  \
-    T s[16] = {0};                                                                       \
-    for (int64_t e = TM_MIN(i + 512, n); i + 16 <= e; i += 16)                           \
-      _Pragma("omp simd") for (int k = 0; k < 16; k++) s[k] += each(i + k);              \
-    for (int k = 0; k < 16; k++) total += (double)s[k];                                  \
-  }                                                                                      \
-  for (; i < n; i++) total += (double)(each(i));                                         \
+#define SUM(T, each) \
+  double total = 0; \
+  int64_t i = 0; \
+  while (i + 16 <= n) { \
+    T s[16] = {0}; \
+    for (int64_t e = TM_MIN(i + 512, n); i + 16 <= e; i += 16) _Pragma("omp simd") for (int k = 0; k < 16; k++) s[k] += each(i + k); \
+    for (int k = 0; k < 16; k++) total += (double)s[k]; \
+  } \
+  for (; i < n; i++) total += (double)(each(i)); \
   return total;
 
 #define X_OF(i) x[i]
@@ -107,53 +106,50 @@ typedef struct job {
 #define SLOPE_OF(i) (w ? dy[i] * w[i] : dy[i])
 #define LEAN_OF(i) SLOPE_OF(i) * (x[i] - m)
 
-#define KERNELS(T, S)                                                                                       \
-  static inline double sum_##S(int64_t n, const T *x) { SUM(T, X_OF) }                                      \
-  static inline double squares_##S(int64_t n, const T *x, T m) { SUM(T, SQUARE_OF) }                        \
-  static inline double slope_##S(int64_t n, const T *dy, const T *w) { SUM(T, SLOPE_OF) }                   \
-  static inline double lean_##S(int64_t n, const T *dy, const T *w, const T *x, T m) { SUM(T, LEAN_OF) }    \
-  TM_CLONES static void forward_##S(const job *g, int64_t part) {                                           \
-    const T *w = g->weight, *b = g->bias;                                                                   \
-    T *stats = g->stats;                                                                                    \
-    int64_t n = g->n;                                                                                       \
-    for (int64_t r = part * g->part; r < TM_MIN(g->R, (part + 1) * g->part); r++) {                         \
-      const T *x = (const T *)g->x + r * n;                                                                 \
-      T *y = (T *)g->y + r * n, m = (T)(sum_##S(n, x) / (double)n);                                         \
-      double variance = squares_##S(n, x, m) / (double)n;                                                   \
-      T k = (T)(1 / sqrt(variance + g->eps));                                                               \
-      stats[r] = m, stats[g->R + r] = (T)variance;                                                          \
-      if (w && b)                                                                                           \
-        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) y[i] = (x[i] - m) * k * w[i] + b[i];            \
-      else                                                                                                  \
-        for (int64_t i = 0; i < n; i++) y[i] = (x[i] - m) * k * (w ? w[i] : 1) + (b ? b[i] : 0);            \
-    }                                                                                                       \
-  }                                                                                                         \
-  static inline void flush_##S(int64_t n, double *to, T *from) {                                            \
-    for (int64_t i = 0; i < 2 * n; i++) to[i] += (double)from[i], from[i] = 0;                              \
-  }                                                                                                         \
-  /* g = dy * weight, h = (x - mean) * k: dx = k * (g - mean(g) - h * mean(g * h)) */                       \
-  TM_CLONES static void backward_##S(const job *g, int64_t part) {                                          \
-    const T *w = g->weight, *stats = g->stats;                                                              \
-    int64_t n = g->n, first = part * g->part;                                                               \
-    double *sums = g->sums ? (double *)g->sums + part * 2 * n : NULL;                                       \
-    T *dw = g->sums ? (T *)g->block + part * 2 * n : NULL, *db = dw ? dw + n : NULL;                        \
-    for (int64_t r = first; r < TM_MIN(g->R, first + g->part); r++) {                                       \
-      const T *x = (const T *)g->x + r * n, *dy = (const T *)g->dy + r * n;                                 \
-      T *dx = (T *)g->y + r * n, m = stats[r], k = (T)(1 / sqrt((double)stats[g->R + r] + g->eps));         \
-      T mean = (T)(slope_##S(n, dy, w) / (double)n);                                                        \
-      T lean = (T)(lean_##S(n, dy, w, x, m) * (double)k * (double)k / (double)n);                           \
-      if (w)                                                                                                \
-        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) dx[i] = k * (dy[i] * w[i] - mean - (x[i] - m) * lean); \
-      else                                                                                                  \
-        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) dx[i] = k * (dy[i] - mean - (x[i] - m) * lean); \
-      if (!dw) continue;                                                                                    \
-      _Pragma("omp simd") for (int64_t i = 0; i < n; i++) {                                                 \
-        dw[i] += dy[i] * (x[i] - m) * k;                                                                    \
-        db[i] += dy[i];                                                                                     \
-      }                                                                                                     \
-      if ((r - first) % 32 == 31) flush_##S(n, sums, dw);                                                   \
-    }                                                                                                       \
-    if (dw) flush_##S(n, sums, dw);                                                                         \
+#define KERNELS(T, S) \
+  static inline double sum_##S(int64_t n, const T *x) { SUM(T, X_OF) } \
+  static inline double squares_##S(int64_t n, const T *x, T m) { SUM(T, SQUARE_OF) } \
+  static inline double slope_##S(int64_t n, const T *dy, const T *w) { SUM(T, SLOPE_OF) } \
+  static inline double lean_##S(int64_t n, const T *dy, const T *w, const T *x, \
+                                T m){SUM(T, LEAN_OF)} TM_CLONES static void forward_##S(const job *g, int64_t part) { \
+    const T *w = g->weight, *b = g->bias; \
+    T *stats = g->stats; \
+    int64_t n = g->n; \
+    for (int64_t r = part * g->part; r < TM_MIN(g->R, (part + 1) * g->part); r++) { \
+      const T *x = (const T *)g->x + r * n; \
+      T *y = (T *)g->y + r * n, m = (T)(sum_##S(n, x) / (double)n); \
+      double variance = squares_##S(n, x, m) / (double)n; \
+      T k = (T)(1 / sqrt(variance + g->eps)); \
+      stats[r] = m, stats[g->R + r] = (T)variance; \
+      if (w && b) _Pragma("omp simd") for (int64_t i = 0; i < n; i++) y[i] = (x[i] - m) * k * w[i] + b[i]; \
+      else \
+        for (int64_t i = 0; i < n; i++) y[i] = (x[i] - m) * k * (w ? w[i] : 1) + (b ? b[i] : 0); \
+    } \
+  } \
+  static inline void flush_##S(int64_t n, double *to, T *from) { \
+    for (int64_t i = 0; i < 2 * n; i++) to[i] += (double)from[i], from[i] = 0; \
+  } \
+  /* g = dy * weight, h = (x - mean) * k: dx = k * (g - mean(g) - h * mean(g * h)) */ \
+  TM_CLONES static void backward_##S(const job *g, int64_t part) { \
+    const T *w = g->weight, *stats = g->stats; \
+    int64_t n = g->n, first = part * g->part; \
+    double *sums = g->sums ? (double *)g->sums + part * 2 * n : NULL; \
+    T *dw = g->sums ? (T *)g->block + part * 2 * n : NULL, *db = dw ? dw + n : NULL; \
+    for (int64_t r = first; r < TM_MIN(g->R, first + g->part); r++) { \
+      const T *x = (const T *)g->x + r * n, *dy = (const T *)g->dy + r * n; \
+      T *dx = (T *)g->y + r * n, m = stats[r], k = (T)(1 / sqrt((double)stats[g->R + r] + g->eps)); \
+      T mean = (T)(slope_##S(n, dy, w) / (double)n); \
+      T lean = (T)(lean_##S(n, dy, w, x, m) * (double)k * (double)k / (double)n); \
+      if (w) _Pragma("omp simd") for (int64_t i = 0; i < n; i++) dx[i] = k * (dy[i] * w[i] - mean - (x[i] - m) * lean); \
+      else _Pragma("omp simd") for (int64_t i = 0; i < n; i++) dx[i] = k * (dy[i] - mean - (x[i] - m) * lean); \
+      if (!dw) continue; \
+      _Pragma("omp simd") for (int64_t i = 0; i < n; i++) { \
+        dw[i] += dy[i] * (x[i] - m) * k; \
+        db[i] += dy[i]; \
+      } \
+      if ((r - first) % 32 == 31) flush_##S(n, sums, dw); \
+    } \
+    if (dw) flush_##S(n, sums, dw); \
   }
 KERNELS(float, f32)
 KERNELS(double, f64)

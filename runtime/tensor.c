@@ -4,9 +4,12 @@
 
 /* -- dtypes and devices -- */
 
-static const struct { const char *name, *brief; int size; } types[TM_NDTYPE] = {
-  {"float32", "f32", 4}, {"float64", "f64", 8}, {"float16", "f16", 2}, {"bfloat16", "bf16", 2}, {"int8", "i8", 1},
-  {"int16", "i16", 2},   {"int32", "i32", 4},   {"int64", "i64", 8},   {"uint8", "u8", 1},      {"bool", "bool", 1},
+static const struct {
+  const char *name, *brief;
+  int size;
+} types[TM_NDTYPE] = {
+    {"float32", "f32", 4}, {"float64", "f64", 8}, {"float16", "f16", 2}, {"bfloat16", "bf16", 2}, {"int8", "i8", 1},
+    {"int16", "i16", 2},   {"int32", "i32", 4},   {"int64", "i64", 8},   {"uint8", "u8", 1},      {"bool", "bool", 1},
 };
 
 const char *tm_dtype_name(int dtype) { return dtype >= 0 && dtype < TM_NDTYPE ? types[dtype].name : NULL; }
@@ -14,8 +17,10 @@ int tm_dtype_size(int dtype) { return dtype >= 0 && dtype < TM_NDTYPE ? types[dt
 int tm_dtype_is_float(int dtype) { return dtype >= 0 && tm_is_float(dtype); }
 
 int tm_dtype_find(const char *name) {
-  static const struct { const char *name; int dtype; } also[] = {
-    {"float", TM_F32}, {"double", TM_F64}, {"half", TM_F16}, {"int", TM_I32}, {"long", TM_I64}, {"short", TM_I16}};
+  static const struct {
+    const char *name;
+    int dtype;
+  } also[] = {{"float", TM_F32}, {"double", TM_F64}, {"half", TM_F16}, {"int", TM_I32}, {"long", TM_I64}, {"short", TM_I16}};
   for (int i = 0; i < TM_NDTYPE; i++)
     if (!strcmp(name, types[i].name) || !strcmp(name, types[i].brief)) return i;
   for (size_t i = 0; i < sizeof also / sizeof *also; i++)
@@ -48,10 +53,10 @@ int tm_device_find(const char *name) {
 const char *tm_device_name(int device) {
   static _Thread_local char text[16];
   switch (TM_KIND(device)) {
-    case TM_CPU: return "cpu";
-    case TM_META: return "meta";
-    case TM_CUDA: snprintf(text, sizeof text, "cuda:%d", device & 255); return text;
-    default: return "?";
+  case TM_CPU: return "cpu";
+  case TM_META: return "meta";
+  case TM_CUDA: snprintf(text, sizeof text, "cuda:%d", device & 255); return text;
+  default: return "?";
   }
 }
 
@@ -162,8 +167,8 @@ tm_tensor *tm_tensor_wrapped(double value) {
   return t;
 }
 
-tm_tensor *tm_tensor_from_blob(void *data, int ndim, const int64_t *size, const int64_t *stride, int dtype,
-                               void (*release)(void *), void *context) {
+tm_tensor *tm_tensor_from_blob(void *data, int ndim, const int64_t *size, const int64_t *stride, int dtype, void (*release)(void *),
+                               void *context) {
   if (ndim < 0 || ndim > TM_MAXDIM) return tm_fail_null(TM_EVALUE, "from_blob: %d dims, expected 0 to %d", ndim, TM_MAXDIM);
   if (!tm_dtype_name(dtype)) return tm_fail_null(TM_EVALUE, "from_blob: no dtype %d", dtype);
   int64_t numel = tm_numel_of(ndim, size), last = 0;
@@ -316,12 +321,15 @@ static int read_numbers(const tm_tensor *t, const char *what, int64_t begin, int
   return TM_OK;
 }
 
-int tm_tensor_read(const tm_tensor *t, int64_t begin, int64_t count, double *values) { return read_numbers(t, "tolist", begin, count, values); }
+int tm_tensor_read(const tm_tensor *t, int64_t begin, int64_t count, double *values) {
+  return read_numbers(t, "tolist", begin, count, values);
+}
 int tm_tensor_get(const tm_tensor *t, int64_t linear, double *value) { return read_numbers(t, "item", linear, 1, value); }
 
 int tm_tensor_fill(tm_tensor *t, const double *values, int64_t count) {
   if (count != t->c.numel) return tm_fail(TM_EVALUE, "fill: %lld values for %s", (long long)count, tm_say(t));
-  if (!tm_is_contiguous(t) || TM_KIND(t->c.device) != TM_CPU) return tm_fail(TM_EVALUE, "fill: %s must be contiguous and on the cpu", tm_say(t));
+  if (!tm_is_contiguous(t) || TM_KIND(t->c.device) != TM_CPU)
+    return tm_fail(TM_EVALUE, "fill: %s must be contiguous and on the cpu", tm_say(t));
   if (count > 0) tm_convert(count, tm_data(t), t->c.dtype, 1, values, TM_F64, 1);
   t->c.storage->version++;
   return TM_OK;
@@ -332,8 +340,7 @@ int tm_tensor_fill(tm_tensor *t, const double *values, int64_t count) {
 char *tm_shape_text(char *buffer, size_t n, int ndim, const int64_t *size) {
   size_t at = 0;
   buffer[0] = 0;
-  for (int i = 0; i < ndim && at < n; i++)
-    at += (size_t)snprintf(buffer + at, n - at, "%s%lld", i ? ", " : "(", (long long)size[i]);
+  for (int i = 0; i < ndim && at < n; i++) at += (size_t)snprintf(buffer + at, n - at, "%s%lld", i ? ", " : "(", (long long)size[i]);
   if (at < n) snprintf(buffer + at, n - at, ndim == 0 ? "()" : ndim == 1 ? ",)" : ")");
   return buffer;
 }

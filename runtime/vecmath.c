@@ -18,8 +18,7 @@
 #define GELU_TANH(T, tanh) (v * (T)0.5 * (1 + INNER(T, tanh)))
 #define SILU_SLOPE(exp) (w / (1 + exp(-v)) * (1 + v - v / (1 + exp(-v))))
 #define GELU_SLOPE(T, erf, exp) (w * ((T)0.5 * (1 + erf(v * HALF_ROOT(T))) + v * DENSITY(T) * exp(v * v * (T)-0.5)))
-#define GELU_TANH_SLOPE(T, tanh) \
-  (w * (T)0.5 * (1 + INNER(T, tanh)) * (1 + v * (1 - INNER(T, tanh)) * RATE(T) * (1 + 3 * CUBIC(T) * v * v)))
+#define GELU_TANH_SLOPE(T, tanh) (w * (T)0.5 * (1 + INNER(T, tanh)) * (1 + v * (1 - INNER(T, tanh)) * RATE(T) * (1 + 3 * CUBIC(T) * v * v)))
 
 #if defined(__x86_64__)
 
@@ -122,8 +121,16 @@ LEVEL(narrow, "sse2", f4, 4, f4_u10sse2, d2, 2, d2_u10sse2)
 
 #endif
 
-#define ONE_OF(T, E) ({ T v = x[i]; E; })
-#define TWO_OF(T, E) ({ T v = x[i], w = b[i]; E; })
+#define ONE_OF(T, E) \
+  ({ \
+    T v = x[i]; \
+    E; \
+  })
+#define TWO_OF(T, E) \
+  ({ \
+    T v = x[i], w = b[i]; \
+    E; \
+  })
 FUNCTION(exp_f32, float, expf(x[i]))
 FUNCTION(log_f32, float, logf(x[i]))
 FUNCTION(tanh_f32, float, tanhf(x[i]))

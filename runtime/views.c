@@ -18,7 +18,10 @@ static int view_out(tm_call *c, int ndim, const int64_t *size, const int64_t *st
   return TM_OK;
 }
 
-typedef struct geometry { int ndim; int64_t size[TM_MAXDIM], stride[TM_MAXDIM]; } geometry;
+typedef struct geometry {
+  int ndim;
+  int64_t size[TM_MAXDIM], stride[TM_MAXDIM];
+} geometry;
 
 static geometry geometry_of(const tm_tensor *x) {
   geometry g = {.ndim = x->c.ndim};
@@ -166,7 +169,8 @@ int tm_infer_squeeze(tm_call *c) {
 int tm_infer_unsqueeze(tm_call *c) {
   geometry g = geometry_of(c->in[0]);
   int d = (int)c->a[0];
-  if (g.ndim == TM_MAXDIM) return tm_fail(TM_ERUNTIME, "unsqueeze: %s has %d dims, which is the most there can be", tm_say(c->in[0]), TM_MAXDIM);
+  if (g.ndim == TM_MAXDIM)
+    return tm_fail(TM_ERUNTIME, "unsqueeze: %s has %d dims, which is the most there can be", tm_say(c->in[0]), TM_MAXDIM);
   int64_t stride = d < g.ndim ? g.size[d] * g.stride[d] : 1;
   memmove(g.size + d + 1, g.size + d, (size_t)(g.ndim - d) * sizeof *g.size);
   memmove(g.stride + d + 1, g.stride + d, (size_t)(g.ndim - d) * sizeof *g.stride);
@@ -322,7 +326,8 @@ static int check_window(const tm_call *c, int shape, int strides, int64_t offset
   if (c->a[shape] != c->a[strides])
     return tm_fail(TM_EVALUE, "%s: %d sizes and %d strides, expected as many of both", name, (int)c->a[shape], (int)c->a[strides]);
   for (int i = 0; i < (int)c->a[shape]; i++)
-    if (c->list[shape][i] < 0 || c->list[strides][i] < 0 || c->list[shape][i] > INT32_MAX * 4096ll || c->list[strides][i] > INT32_MAX * 4096ll)
+    if (c->list[shape][i] < 0 || c->list[strides][i] < 0 || c->list[shape][i] > INT32_MAX * 4096ll ||
+        c->list[strides][i] > INT32_MAX * 4096ll)
       return tm_fail(TM_EVALUE, "%s: size %lld, stride %lld at dim %d, expected none negative", name, (long long)c->list[shape][i],
                      (long long)c->list[strides][i], i + 1);
   int64_t last = extent((int)c->a[shape], c->list[shape], c->list[strides]);
