@@ -200,7 +200,8 @@ end
 
 local function run(engine)
   local event = table.remove(spare) or ffi.new "tm_event"
-  local ok, err, kind = true, nil, nil
+  local ok, err = true, nil
+  local kind
   repeat
     C.tm_engine_run(engine, event)
     kind = event.kind
@@ -288,7 +289,8 @@ end
 local OPTIONS = { retain_graph = true, create_graph = true, inputs = true }
 
 local function check_options(opts, known, what)
-  if type(opts) ~= "table" or is_tensor(opts) then B.fail("TypeError", "%s: expected a table of options, got %s", what, B.type_name(opts)) end
+  if type(opts) ~= "table" or is_tensor(opts) then B.fail("TypeError", "%s: expected a table of options, got %s", what,
+    B.type_name(opts)) end
   for k in pairs(opts) do
     if not known[k] then B.fail("TypeError", "%s: unknown option %s", what, tostring(k)) end
   end
@@ -301,7 +303,8 @@ local root1, grad1 = ffi.new "tm_tensor *[1]", ffi.new "tm_tensor *[1]"
 ---@param opts? {retain_graph?: boolean, create_graph?: boolean, inputs?: Tensor[]}
 function Tensor:backward(gradient, opts)
   if opts == nil and type(gradient) == "table" and not is_tensor(gradient) then gradient, opts = nil, gradient end
-  if gradient ~= nil and not is_tensor(gradient) then B.fail("TypeError", "backward: gradient must be a tensor, got %s", B.type_name(gradient)) end
+  if gradient ~= nil and not is_tensor(gradient) then B.fail("TypeError", "backward: gradient must be a tensor, got %s",
+    B.type_name(gradient)) end
   root1[0] = ptr(self)
   grad1[0] = gradient and ptr(gradient) or nil
   local engine
@@ -393,7 +396,8 @@ function Context:save_for_backward(...)
   self._save = { n = select("#", ...), ... }
   for i = 1, self._save.n do
     local t = self._save[i]
-    if t ~= nil and not is_tensor(t) then B.fail("TypeError", "save_for_backward: argument %d must be a tensor or nil, got %s", i, B.type_name(t)) end
+    if t ~= nil and not is_tensor(t) then B.fail("TypeError", "save_for_backward: argument %d must be a tensor or nil, got %s", i,
+      B.type_name(t)) end
   end
 end
 
@@ -434,14 +438,16 @@ function Node:run(grads, saved, nin)
   local all = pack(self.class.backward(ctx, unpack(grads, 1, grads.n)))
   ctx._saved = nil
   if all.n > self.narg then
-    B.fail("RuntimeError", "%s: backward returned %d gradients, expected at most %d, one for each argument of forward", self.class.__name, all.n, self.narg)
+    B.fail("RuntimeError", "%s: backward returned %d gradients, expected at most %d, one for each argument of forward",
+      self.class.__name, all.n, self.narg)
   end
   local out = {}
   for i = 1, nin do
     local g = all[self.position[i]]
     if g ~= nil and g ~= false then
       if not is_tensor(g) then
-        B.fail("TypeError", "%s: backward returned a %s for argument %d, expected a tensor or nil", self.class.__name, B.type_name(g), self.position[i])
+        B.fail("TypeError", "%s: backward returned a %s for argument %d, expected a tensor or nil", self.class.__name,
+          B.type_name(g), self.position[i])
       end
       out[i] = g
     end
@@ -463,8 +469,7 @@ local function record(class, ctx, args, results)
     local y = results[i]
     if is_tensor(y) then
       nout = nout + 1
-      if ctx._nondiff and ctx._nondiff[y] then -- stays out
-      else
+      if not (ctx._nondiff and ctx._nondiff[y]) then
         outs[nout] = y
         shapes[nout] = { size = y:size(), dtype = y.dtype, device = y.device }
       end
@@ -576,7 +581,8 @@ function autograd.gradcheck(fn, inputs, opts)
     for k = 1, n do
       local seed = Tensor.zeros({ n }, { dtype = y.dtype })
       seed[k] = 1
-      gradients[o][k] = y.requires_grad and autograd.grad(y, wanted, { grad_outputs = seed:view(y:size()), retain_graph = true, allow_unused = true }) or {}
+      gradients[o][k] = y.requires_grad and autograd.grad(y, wanted, { grad_outputs = seed:view(y:size()), retain_graph = true,
+        allow_unused = true }) or {}
     end
   end
   for o, y in ipairs(outs) do
@@ -604,7 +610,8 @@ function autograd.gradcheck(fn, inputs, opts)
           local g = analytic[k][i]
           local a = g and g:reshape(-1)[e]:item() or 0
           if not (math.abs(a - numeric) <= atol + rtol * math.abs(numeric)) then
-            return report("output %d, element %d, input %d, element %d: backward gives %.9g, central differences %.9g", o, k, i, e, a, numeric)
+            return report("output %d, element %d, input %d, element %d: backward gives %.9g, central differences %.9g", o, k, i, e,
+              a, numeric)
           end
         end
       end

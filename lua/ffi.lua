@@ -82,7 +82,8 @@ function B.dtype(name)
   local code = B.dtype_code[name]
   if code then return code end
   code = type(name) == "string" and C.tm_dtype_find(name) or -1
-  if code < 0 then errors.fail("TypeError", "dtype %s: expected float32, float64, float16, bfloat16, int8, int16, int32, int64, uint8 or bool",
+  if code < 0 then errors.fail("TypeError",
+    "dtype %s: expected float32, float64, float16, bfloat16, int8, int16, int32, int64, uint8 or bool",
       type(name) == "string" and ("%q"):format(name) or type(name)) end
   B.dtype_code[name] = code
   return code

@@ -12,7 +12,8 @@ local F = {}
 ---Options a caller may give, checked against the known ones.
 local function options(opts, what, known)
   if opts == nil then return {} end
-  if type(opts) ~= "table" or is_tensor(opts) then B.fail("TypeError", "%s: expected a table of options, got %s", what, B.type_name(opts)) end
+  if type(opts) ~= "table" or is_tensor(opts) then B.fail("TypeError", "%s: expected a table of options, got %s", what,
+    B.type_name(opts)) end
   for k in pairs(opts) do
     if not known[k] then
       local names = {}
@@ -55,7 +56,8 @@ local CROSS = { weight = true, ignore_index = true, reduction = true, label_smoo
 
 ---Mean over the class dim of -log_probs, weighted: the smoothing part of cross entropy.
 local function smooth_loss(logp, dim, target, opts)
-  local all = opts.weight and logp * opts.weight:view(dim == 1 and { -1 } or { 1, -1, unpack({ 1, 1, 1, 1, 1, 1 }, 1, logp.ndim - 2) }) or logp
+  local all = opts.weight and logp * opts.weight:view(dim == 1 and { -1 } or { 1, -1, unpack({ 1, 1, 1, 1, 1, 1 }, 1,
+    logp.ndim - 2) }) or logp
   local loss = -all:sum(dim) -- shape of target
   local kept = target:ne(opts.ignore_index or -100)
   loss = ops.where(kept, loss, 0)
@@ -93,7 +95,8 @@ function F.cross_entropy(x, target, opts)
     if opts.ignore_index then B.fail("ValueError", "cross_entropy: ignore_index does not go with probabilities as target") end
     local p = smoothing > 0 and target * (1 - smoothing) + smoothing / classes or target
     local weighted = logp * p
-    if opts.weight then weighted = weighted * opts.weight:view(dim == 1 and { -1 } or { 1, -1, unpack({ 1, 1, 1, 1, 1, 1 }, 1, x.ndim - 2) }) end
+    if opts.weight then weighted = weighted * opts.weight:view(dim == 1 and { -1 } or { 1, -1, unpack({ 1, 1, 1, 1, 1, 1 }, 1,
+      x.ndim - 2) }) end
     local loss = -weighted:sum(dim)
     local reduction = opts.reduction or "mean"
     if reduction == "none" then return loss end
@@ -319,7 +322,8 @@ local function arguments(what, row, a, b, opts)
     local v = i < last and given[i] or opts[name]
     if v == nil then v = default end
     if v == nil then B.fail("TypeError", "%s: %s is missing", what, name) end
-    if type(v) ~= type(default or 0) then B.fail("TypeError", "%s: %s must be a %s, got %s", what, name, type(default or 0), B.type_name(v)) end
+    if type(v) ~= type(default or 0) then B.fail("TypeError", "%s: %s must be a %s, got %s", what, name, type(default or 0),
+      B.type_name(v)) end
     values[i] = v
   end
   return values[1], values[2], opts.inplace or false
@@ -345,7 +349,8 @@ function F.prelu(x, weight)
   local n = weight:numel()
   if n ~= 1 then
     if x.ndim < 2 or x:size(2) ~= n then
-      B.fail("RuntimeError", "prelu: weight has %d elements, expected 1 or as many as x has channels (dim 2), %d", n, x.ndim < 2 and 1 or x:size(2))
+      B.fail("RuntimeError", "prelu: weight has %d elements, expected 1 or as many as x has channels (dim 2), %d", n, x.ndim < 2
+        and 1 or x:size(2))
     end
     local shape = { 1, n }
     for i = 3, x.ndim do shape[i] = 1 end
@@ -395,7 +400,8 @@ function F.layer_norm(x, shape, opts)
   local n, sizes = #shape, x:size()
   for i = 1, n do
     if n > #sizes or sizes[#sizes - n + i] ~= shape[i] then
-      B.fail("RuntimeError", "layer_norm: x has shape (%s), expected it to end in (%s)", table.concat(sizes, ", "), table.concat(shape, ", "))
+      B.fail("RuntimeError", "layer_norm: x has shape (%s), expected it to end in (%s)", table.concat(sizes, ", "),
+        table.concat(shape, ", "))
     end
   end
   local y = ops.layer_norm(x, opts.weight, opts.bias, n, opts.eps or 1e-5)
@@ -422,7 +428,8 @@ function F.batch_norm(x, running_mean, running_var, opts)
     B.fail("RuntimeError", "batch_norm: x is %s, expected (N, C, ...)", is_tensor(x) and x.ndim .. "-dim" or B.type_name(x))
   end
   if not opts.training then
-    if not running_mean or not running_var then B.fail("RuntimeError", "batch_norm: running_mean and running_var are needed when not training") end
+    if not running_mean or not running_var then B.fail("RuntimeError",
+      "batch_norm: running_mean and running_var are needed when not training") end
     local scale = 1 / ops.sqrt(running_var + eps)
     if weight then scale = scale * weight end
     local shift = -(running_mean * scale)
@@ -432,7 +439,8 @@ function F.batch_norm(x, running_mean, running_var, opts)
   end
   local n = x:numel() / math.max(x:size(2), 1)
   if n == 1 then
-    B.fail("ValueError", "batch_norm: x has shape (%s), expected more than one value per channel when training", table.concat(x:size(), ", "))
+    B.fail("ValueError", "batch_norm: x has shape (%s), expected more than one value per channel when training",
+      table.concat(x:size(), ", "))
   end
   local y, stats = ops.layer_norm(ops.transpose(x, 1, 2), nil, nil, x.ndim - 1, eps)
   if running_mean then

@@ -105,9 +105,9 @@ function support.put_spread(op, position, name, at, a, b, c, d, e, f, g, h)
     return support.put_list(op, position, name, a, at)
   end
   local to, n = B.room(at + 8), 0
-  local v, rest = a, { a, b, c, d, e, f, g, h }
+  local rest = { a, b, c, d, e, f, g, h }
   for i = 1, 8 do
-    v = rest[i]
+    local v = rest[i]
     if v ~= nil then
       if type(v) ~= "number" then support.bad_value(op, position + i - 1, name, v, "number") end
       if n ~= i - 1 then B.fail("TypeError", "%s: %s has a hole: number %d is nil", op, name, n + 1) end
@@ -167,7 +167,7 @@ local function store(row, arg, position, slot, lists)
 ]]
   elseif kind == "operand" then
     return fmt [[
-  if type($n) == "number" then F.t[$s] = $n; numbers = numbers + ]] .. 2 ^ slot .. fmt [[ 
+  if type($n) == "number" then F.t[$s] = $n; numbers = numbers + ]] .. 2 ^ slot .. "\n" .. fmt [[
   else local h = type($n) == "table" and $n._h
     if not h then bad_tensor($op, $p, $q, $n, "tensor or number") end
     F.t[$s] = h end
@@ -251,11 +251,10 @@ local function generate(row, inplace)
     if arg.type == "tensors" then body[#body + 1] = store(row, arg, position, 0) end
   end
   for position, arg in ipairs(args) do
-    if arg.type == "tensors" then -- done
-    elseif TENSOR[arg.type] then
+    if TENSOR[arg.type] and arg.type ~= "tensors" then
       body[#body + 1] = store(row, arg, position, nt)
       nt = nt + 1
-    else
+    elseif arg.type ~= "tensors" then
       body[#body + 1] = store(row, arg, position, na)
       na = na + 1
     end

@@ -524,7 +524,8 @@ local function create_options(opts, what)
   if opts == nil then return nil, default_device end
   if type(opts) ~= "table" then B.fail("TypeError", "%s: expected a table of options last, got %s", what, B.type_name(opts)) end
   for k in pairs(opts) do
-    if not CREATE[k] then B.fail("TypeError", "%s: unknown option %s; known: dtype, device, requires_grad, generator", what, tostring(k)) end
+    if not CREATE[k] then B.fail("TypeError", "%s: unknown option %s; known: dtype, device, requires_grad, generator", what,
+      tostring(k)) end
   end
   return opts.dtype, opts.device or default_device
 end
@@ -630,7 +631,8 @@ for _, name in ipairs { "empty", "zeros", "ones", "rand", "randn" } do
 end
 function Tensor.full_like(t, value, opts)
   opts = opts or {}
-  return Tensor.full(t:size(), value, { dtype = opts.dtype or t.dtype, device = opts.device or t.device, requires_grad = opts.requires_grad })
+  return Tensor.full(t:size(), value, { dtype = opts.dtype or t.dtype, device = opts.device or t.device,
+    requires_grad = opts.requires_grad })
 end
 function Tensor:new_zeros(sizes) return Tensor.zeros(sizes, { dtype = self.dtype, device = self.device }) end
 

@@ -143,7 +143,8 @@ local function free_name(self)
 end
 
 local function append(self, m)
-  if not is_module(m) and m ~= None then fail("TypeError", "%s: element %d is not a Module but a %s", self.__name, self:len() + 1, type_name(m)) end
+  if not is_module(m) and m ~= None then fail("TypeError", "%s: element %d is not a Module but a %s", self.__name, self:len() + 1,
+    type_name(m)) end
   self:register_module(free_name(self), unnone(m))
 end
 
@@ -666,4 +667,5 @@ function ParameterDict:extra_repr()
   return table.concat(lines, "\n")
 end
 
-return { Sequential = Sequential, ModuleList = ModuleList, ModuleDict = ModuleDict, ParameterList = ParameterList, ParameterDict = ParameterDict }
+return { Sequential = Sequential, ModuleList = ModuleList, ModuleDict = ModuleDict, ParameterList = ParameterList,
+  ParameterDict = ParameterDict }

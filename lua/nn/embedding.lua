@@ -24,7 +24,8 @@ end
 
 ---@param num_embeddings integer
 ---@param embedding_dim integer
----@param opts? {padding_idx?: integer, max_norm?: number, norm_type?: number, scale_grad_by_freq?: boolean, dtype?: string, device?: string}
+---@alias EmbeddingOptions {padding_idx?: integer, max_norm?: number, norm_type?: number, scale_grad_by_freq?: boolean}
+---@param opts? EmbeddingOptions | {dtype?: string, device?: string}
 ---padding_idx: a row of zeros that gets no gradient (negative: from the end); max_norm: rows in use are scaled down to it,
 ---in place; scale_grad_by_freq: the gradient of a row is divided by how often its id is in the input
 function Embedding:init(num_embeddings, embedding_dim, opts)
@@ -55,7 +56,8 @@ end
 ---@param opts? {freeze?: boolean, padding_idx?: integer, max_norm?: number, norm_type?: number, scale_grad_by_freq?: boolean}
 function Embedding:from_pretrained(weight, opts)
   if not B.is_tensor(weight) or weight.ndim ~= 2 then
-    B.fail("ValueError", "nn.Embedding: from_pretrained expects a tensor of 2 dims, got %s", B.is_tensor(weight) and weight.ndim .. " dims" or B.type_name(weight))
+    B.fail("ValueError", "nn.Embedding: from_pretrained expects a tensor of 2 dims, got %s", B.is_tensor(weight) and weight.ndim
+      .. " dims" or B.type_name(weight))
   end
   local own, freeze = { device = "meta" }, true
   for k, v in pairs(opts or {}) do

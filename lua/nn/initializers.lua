@@ -26,7 +26,8 @@ end
 local function fill(what, generator, fn, t, a, b, c, d)
   check(what, t)
   if generator == nil then return autograd.no_grad(fn, t, a, b, c, d) end
-  if type(generator) ~= "table" or not generator._p then B.fail("TypeError", "%s: expected a Generator last, got %s", what, B.type_name(generator)) end
+  if type(generator) ~= "table" or not generator._p then B.fail("TypeError", "%s: expected a Generator last, got %s", what,
+    B.type_name(generator)) end
   B.generator = generator._p
   return finish(pcall(autograd.no_grad, fn, t, a, b, c, d))
 end
@@ -131,7 +132,8 @@ function init.dirac_(t, groups)
   check("dirac_", t)
   groups = groups or 1
   if t.ndim < 3 or t.ndim > 5 then B.fail("ValueError", "dirac_: expected 3, 4 or 5 dims, got %d", t.ndim) end
-  if t:size(1) % groups ~= 0 then B.fail("ValueError", "dirac_: size of dim 1 is %d, expected a multiple of groups, %d", t:size(1), groups) end
+  if t:size(1) % groups ~= 0 then B.fail("ValueError", "dirac_: size of dim 1 is %d, expected a multiple of groups, %d", t:size(1),
+    groups) end
   return fill("dirac_", nil, dirac, t, groups)
 end
 
@@ -217,7 +219,8 @@ local GAIN = { linear = 1, conv1d = 1, conv2d = 1, conv3d = 1, conv_transpose1d 
 ---@param slope? number of leaky_relu below 0; default 0.01
 function init.calculate_gain(nonlinearity, slope)
   if nonlinearity == "leaky_relu" then
-    if slope ~= nil and type(slope) ~= "number" then B.fail("ValueError", "calculate_gain: the slope must be a number, got %s", B.type_name(slope)) end
+    if slope ~= nil and type(slope) ~= "number" then B.fail("ValueError", "calculate_gain: the slope must be a number, got %s",
+      B.type_name(slope)) end
     return math.sqrt(2 / (1 + (slope or 0.01) ^ 2))
   end
   return GAIN[nonlinearity] or B.fail("ValueError", "calculate_gain: unknown nonlinearity %s", tostring(nonlinearity))

@@ -33,13 +33,15 @@ local function define(name, loss)
     opts = F.options(opts, class.__name, known)
     local reduction = opts.reduction or "mean"
     if not REDUCTION[reduction] and not (loss.batchmean and reduction == "batchmean") then
-      B.fail("ValueError", "%s: reduction is %s, expected %smean, sum or none", class.__name, tostring(reduction), loss.batchmean and "batchmean, " or "")
+      B.fail("ValueError", "%s: reduction is %s, expected %smean, sum or none", class.__name, tostring(reduction), loss.batchmean
+        and "batchmean, " or "")
     end
     self.reduction = reduction
     for k, default in pairs(defaults) do
       local v = opts[k]
       if v == nil then v = default end
-      if type(v) ~= type(default) then B.fail("TypeError", "%s: %s must be a %s, got %s", class.__name, k, type(default), B.type_name(v)) end
+      if type(v) ~= type(default) then B.fail("TypeError", "%s: %s must be a %s, got %s", class.__name, k, type(default),
+        B.type_name(v)) end
       self[k] = v
     end
     for _, b in ipairs(buffers) do self:register_buffer(b, opts[b]) end

@@ -36,11 +36,13 @@ function LayerNorm:init(shape, opts)
   opts = F.options(opts, "nn.LayerNorm", LAYER)
   if type(shape) == "number" then shape = { shape } end
   if type(shape) ~= "table" or #shape == 0 then
-    B.fail("TypeError", "nn.LayerNorm: the shape must be a size or a list of sizes, got %s", type(shape) == "table" and "an empty list" or B.type_name(shape))
+    B.fail("TypeError", "nn.LayerNorm: the shape must be a size or a list of sizes, got %s", type(shape) == "table"
+      and "an empty list" or B.type_name(shape))
   end
   self.normalized_shape, self.eps = { unpack(shape) }, opts.eps or 1e-5
   self.elementwise_affine = opts.elementwise_affine ~= false
-  add_affine(self, shape, self.elementwise_affine, self.elementwise_affine and opts.bias ~= false, { dtype = opts.dtype, device = opts.device })
+  add_affine(self, shape, self.elementwise_affine, self.elementwise_affine and opts.bias ~= false, { dtype = opts.dtype,
+    device = opts.device })
   self:reset_parameters()
 end
 
@@ -84,7 +86,8 @@ BatchNorm1d._version = 2 -- since when num_batches_tracked is saved
 local BATCH = { eps = true, momentum = true, affine = true, bias = true, track_running_stats = true, dtype = true, device = true }
 
 ---@param num_features integer
----@param opts? {eps?: number, momentum?: number|false, affine?: boolean, bias?: boolean, track_running_stats?: boolean, dtype?: string, device?: string}
+---@alias BatchNormOptions {eps?: number, momentum?: number|false, affine?: boolean, bias?: boolean}
+---@param opts? BatchNormOptions | {track_running_stats?: boolean, dtype?: string, device?: string}
 ---eps: default 1e-5; momentum: share of the newest batch in the running statistics, default 0.1; false: their mean over all
 ---batches so far
 function BatchNorm1d:init(num_features, opts)
@@ -121,7 +124,8 @@ function BatchNorm1d:_check(x)
     B.fail("ValueError", "nn.BatchNorm1d: expected a tensor of 2 or 3 dims, got %s", B.is_tensor(x) and x.ndim .. " dims" or B.type_name(x))
   end
   if x:size(2) ~= self.num_features then
-    B.fail("RuntimeError", "nn.BatchNorm1d: x has shape (%s), expected %d channels (dim 2)", table.concat(x:size(), ", "), self.num_features)
+    B.fail("RuntimeError", "nn.BatchNorm1d: x has shape (%s), expected %d channels (dim 2)", table.concat(x:size(), ", "),
+      self.num_features)
   end
 end
 
@@ -148,7 +152,8 @@ function BatchNorm1d:load_from_state_dict(dictionary, prefix, local_metadata, ..
 end
 
 function BatchNorm1d:extra_repr()
-  return ("%d, eps=%s, momentum=%s, affine=%s, bias=%s, track_running_stats=%s"):format(self.num_features, self.eps, tostring(self.momentum),
+  return ("%d, eps=%s, momentum=%s, affine=%s, bias=%s, track_running_stats=%s"):format(self.num_features, self.eps,
+    tostring(self.momentum),
     tostring(self.affine), tostring(self.bias ~= nil), tostring(self.track_running_stats))
 end
 

@@ -44,7 +44,8 @@ function utils.vector_to_parameters(vector, parameters)
   local list, at, total = list_of("vector_to_parameters", parameters), 1, 0
   for _, p in ipairs(list) do total = total + p:numel() end
   if not B.is_tensor(vector) or vector:numel() ~= total then
-    B.fail("ValueError", "vector_to_parameters: expected a vector of %d elements, got %s", total, B.is_tensor(vector) and vector:numel() or B.type_name(vector))
+    B.fail("ValueError", "vector_to_parameters: expected a vector of %d elements, got %s", total, B.is_tensor(vector)
+      and vector:numel() or B.type_name(vector))
   end
   for _, p in ipairs(list) do
     p.data = vector:detach():narrow(1, at, p:numel()):view(p:size())
@@ -219,7 +220,8 @@ function Summary.__tostring(s)
   local cells = { { "layer", "output", "parameters", "memory", "output memory" } }
   for _, row in ipairs(s.rows) do
     cells[#cells + 1] = { ("  "):rep(row.depth) .. (row.name == "" and "" or row.name .. ": ") .. row.class, row.output or "-",
-      row.shared and "(shared)" or row.parameters > 0 and with_commas(row.parameters) or "-", row.bytes > 0 and bytes_text(row.bytes) or "-",
+      row.shared and "(shared)" or row.parameters > 0 and with_commas(row.parameters) or "-", row.bytes > 0
+        and bytes_text(row.bytes) or "-",
       row.output_bytes > 0 and bytes_text(row.output_bytes) or "-" }
   end
   local widths, lines = {}, {}

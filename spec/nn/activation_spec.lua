@@ -37,7 +37,8 @@ describe("activations", function()
   it("have the gradient and the second gradient of central differences", function()
     tm.manual_seed(3)
     for _, f in ipairs { F.silu, F.mish, F.elu, F.celu, F.selu, F.gelu, F.softplus, F.softsign, F.tanhshrink, F.logsigmoid,
-      F.hardswish, F.leaky_relu, F.hardtanh, F.relu6, F.hardsigmoid, F.softshrink, F.hardshrink, function(x) return F.gelu(x, "tanh") end, F.glu } do
+      F.hardswish, F.leaky_relu, F.hardtanh, F.relu6, F.hardsigmoid, F.softshrink, F.hardshrink, function(x) return F.gelu(x,
+        "tanh") end, F.glu } do
       local x = tm.randn(3, 4, { dtype = "float64" }):requires_grad_()
       assert.is_true(tm.autograd.gradcheck(function(v) return f(v) end, { x }))
       assert.is_true(tm.autograd.gradgradcheck(function(v) return f(v) end, { x }))
@@ -45,7 +46,8 @@ describe("activations", function()
   end)
 
   it("keep the dtype, also the half ones", function()
-    for _, f in ipairs { F.silu, F.mish, F.elu, F.selu, F.gelu, F.softplus, F.softsign, F.logsigmoid, F.hardswish, F.leaky_relu, F.hardtanh, F.softshrink } do
+    for _, f in ipairs { F.silu, F.mish, F.elu, F.selu, F.gelu, F.softplus, F.softsign, F.logsigmoid, F.hardswish, F.leaky_relu,
+      F.hardtanh, F.softshrink } do
       for _, dtype in ipairs { "float16", "bfloat16", "float32", "float64" } do
         assert.equal(dtype, f(tm.tensor({ -1, 0.5 }, { dtype = dtype })).dtype)
       end
@@ -89,9 +91,12 @@ describe("activations", function()
 
   it("overwrite their input when asked, with the same values and gradients", function()
     tm.manual_seed(4)
-    for name, m in pairs { relu = nn.ReLU(true), sigmoid = nn.Sigmoid(true), tanh = nn.Tanh(true), silu = nn.SiLU(true), elu = nn.ELU(1.5, true),
-      selu = nn.SELU(true), mish = nn.Mish(true), hardswish = nn.Hardswish(true), hardtanh = nn.Hardtanh { inplace = true }, celu = nn.CELU(1, true),
-      leaky_relu = nn.LeakyReLU(0.1, true), threshold = nn.Threshold(0.1, 2, true), relu6 = nn.ReLU6(true), hardsigmoid = nn.Hardsigmoid(true),
+    for name, m in pairs { relu = nn.ReLU(true), sigmoid = nn.Sigmoid(true), tanh = nn.Tanh(true), silu = nn.SiLU(true),
+      elu = nn.ELU(1.5, true),
+      selu = nn.SELU(true), mish = nn.Mish(true), hardswish = nn.Hardswish(true), hardtanh = nn.Hardtanh { inplace = true },
+        celu = nn.CELU(1, true),
+      leaky_relu = nn.LeakyReLU(0.1, true), threshold = nn.Threshold(0.1, 2, true), relu6 = nn.ReLU6(true),
+        hardsigmoid = nn.Hardsigmoid(true),
       rrelu = nn.RReLU({ inplace = true }):eval() } do
       local a = tm.randn(20, { dtype = "float64" }):requires_grad_()
       local x = a * 2
@@ -111,12 +116,17 @@ describe("activations", function()
   end)
 
   it("print as PyTorch has it", function()
-    for text, m in pairs { ["Threshold(threshold=0.1, value=20)"] = nn.Threshold(0.1, 20), ["ReLU()"] = nn.ReLU(), ["ReLU(inplace=true)"] = nn.ReLU(true),
-      ["Hardtanh(min_val=-1, max_val=1)"] = nn.Hardtanh(), ["ReLU6(inplace=true)"] = nn.ReLU6(true), ["ELU(alpha=2, inplace=true)"] = nn.ELU(2, true),
+    for text, m in pairs { ["Threshold(threshold=0.1, value=20)"] = nn.Threshold(0.1, 20), ["ReLU()"] = nn.ReLU(),
+      ["ReLU(inplace=true)"] = nn.ReLU(true),
+      ["Hardtanh(min_val=-1, max_val=1)"] = nn.Hardtanh(), ["ReLU6(inplace=true)"] = nn.ReLU6(true),
+        ["ELU(alpha=2, inplace=true)"] = nn.ELU(2, true),
       ["CELU(alpha=1)"] = nn.CELU(), ["SELU()"] = nn.SELU(), ["GLU(dim=-1)"] = nn.GLU(), ["GELU(approximate=tanh)"] = nn.GELU "tanh",
-      ["Hardshrink(0.5)"] = nn.Hardshrink(), ["LeakyReLU(negative_slope=0.01)"] = nn.LeakyReLU(), ["Softplus(beta=1, threshold=20)"] = nn.Softplus(),
-      ["Softshrink(0.25)"] = nn.Softshrink(0.25), ["PReLU(num_parameters=4)"] = nn.PReLU(4), ["Softmin(dim=1)"] = nn.Softmin(1), ["Softmax2d()"] = nn.Softmax2d(),
-      ["LogSoftmax(dim=2)"] = nn.LogSoftmax { dim = 2 }, ["Identity()"] = nn.Identity(1, { x = 2 }), ["RReLU(lower=0.125, upper=0.5)"] = nn.RReLU { upper = 0.5 },
+      ["Hardshrink(0.5)"] = nn.Hardshrink(), ["LeakyReLU(negative_slope=0.01)"] = nn.LeakyReLU(),
+        ["Softplus(beta=1, threshold=20)"] = nn.Softplus(),
+      ["Softshrink(0.25)"] = nn.Softshrink(0.25), ["PReLU(num_parameters=4)"] = nn.PReLU(4), ["Softmin(dim=1)"] = nn.Softmin(1),
+        ["Softmax2d()"] = nn.Softmax2d(),
+      ["LogSoftmax(dim=2)"] = nn.LogSoftmax { dim = 2 }, ["Identity()"] = nn.Identity(1, { x = 2 }),
+        ["RReLU(lower=0.125, upper=0.5)"] = nn.RReLU { upper = 0.5 },
       ["Tanh()"] = nn.Tanh(), ["Hardswish()"] = nn.Hardswish() } do
       assert.equal(text, tostring(m))
     end

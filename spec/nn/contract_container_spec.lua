@@ -592,7 +592,8 @@ end)
 
 describe("containers", function()
   it("M8: len, ipairs and pairs are methods; metamethods are there for builds that honour them", function()
-    for _, c in ipairs { Sequential(L()), ModuleList { L() }, ModuleDict { a = L() }, ParameterList { tm.ones(1) }, ParameterDict { a = tm.ones(1) } } do
+    for _, c in ipairs { Sequential(L()), ModuleList { L() }, ModuleDict { a = L() }, ParameterList { tm.ones(1) },
+      ParameterDict { a = tm.ones(1) } } do
       local mt = getmetatable(c)
       assert.equal(1, c:len())
       assert.equal(1, mt.__len(c))

@@ -34,7 +34,8 @@ describe("tostring of a module", function()
     m.c = Shown "a\n\nb"
     assert.equal("Module(\n  (c): Shown(\n    a\n\n    b\n  )\n)", print_of(m))
     local relu = nn.ReLU()
-    assert.equal("Sequential(\n  (0): ReLU()\n  (1): Sequential(\n    (0): ReLU()\n    (deep): Sequential(\n      (0): ReLU()\n    )\n  )\n)",
+    assert.equal("Sequential(\n  (0): ReLU()\n  (1): Sequential(\n" ..
+      "    (0): ReLU()\n    (deep): Sequential(\n      (0): ReLU()\n    )\n  )\n)",
       print_of(nn.Sequential(relu, nn.Sequential { { "0", relu }, { "deep", nn.Sequential(relu) } })))
   end)
 
@@ -73,18 +74,21 @@ ParameterList(
 )]], print_of(nn.ParameterList { tm.ones(2), "foo", nn.Linear(2, 2), tm.zeros(2, 3, { dtype = "float64" }), tm.tensor(1) }))
     assert.equal("ParameterList(  (0): Parameter containing: [float32 of size 2])", print_of(nn.ParameterList { tm.ones(2) }))
     assert.equal("ParameterList()", print_of(nn.ParameterList()))
-    assert.equal("ParameterList(  (0): Parameter containing: [float32 of size 2 (meta)])", print_of(nn.ParameterList { tm.ones(2, { device = "meta" }) }))
+    assert.equal("ParameterList(  (0): Parameter containing: [float32 of size 2 (meta)])", print_of(nn.ParameterList { tm.ones(2,
+      { device = "meta" }) }))
   end)
 
   it("M227: a ParameterDict tells what each key holds", function()
     local d = nn.ParameterDict { { "b", tm.ones(2) }, { "a", nn.None }, { "s", "x" } }
-    assert.equal("ParameterDict(\n    (b): Parameter containing: [float32 of size 2]\n    (a): Object of type: nil\n    (s): Object of type: string\n)", print_of(d))
+    assert.equal("ParameterDict(\n    (b): Parameter containing: [float32 of size 2]\n" ..
+      "    (a): Object of type: nil\n    (s): Object of type: string\n)", print_of(d))
   end)
 
   it("M228: uses Lua's words, dtypes by name, the class without its package, and positions as names", function()
     assert.equal("Shown(x)", print_of(Shown "x"))
     assert.equal("Linear(in_features=2, out_features=3, bias=false)", print_of(nn.Linear(2, 3, { bias = false })))
-    assert.equal("BatchNorm1d(4, eps=1e-05, momentum=nil, affine=true, bias=true, track_running_stats=true)", print_of(nn.BatchNorm1d(4, { momentum = false })))
+    assert.equal("BatchNorm1d(4, eps=1e-05, momentum=nil, affine=true, bias=true, track_running_stats=true)",
+      print_of(nn.BatchNorm1d(4, { momentum = false })))
     assert.equal("Dropout(p=0.3, inplace=false)", print_of(nn.Dropout(0.3)))
     assert.equal("Dropout(p=0.5, inplace=true)", print_of(nn.Dropout { inplace = true }))
     assert.equal("Sequential(\n  (conv): ReLU()\n  (1): ReLU()\n)", print_of(nn.Sequential { { "conv", nn.ReLU() }, { "1", nn.ReLU() } }))

@@ -125,7 +125,8 @@ describe("nn.init", function()
   end)
 
   it("calculate_gain knows PyTorch's nonlinearities", function()
-    for _, name in ipairs { "linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "sigmoid" } do
+    for _, name in ipairs { "linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+      "sigmoid" } do
       assert.equal(1, init.calculate_gain(name))
     end
     assert.equal(5 / 3, init.calculate_gain "tanh")
@@ -138,7 +139,8 @@ describe("nn.init", function()
   end)
 
   it("orthogonal_ makes rows or columns orthonormal, for tall, wide and deep tensors", function()
-    for _, shape in ipairs { { 5, 5 }, { 200, 200 }, { 70, 40 }, { 40, 70 }, { 1, 9 }, { 9, 1 }, { 4, 3, 2 }, { 40, 3, 5, 5 }, { 100, 3, 5, 5 } } do
+    for _, shape in ipairs { { 5, 5 }, { 200, 200 }, { 70, 40 }, { 40, 70 }, { 1, 9 }, { 9, 1 }, { 4, 3, 2 }, { 40, 3, 5, 5 },
+      { 100, 3, 5, 5 } } do
       local w = init.orthogonal_(tm.empty(shape, { dtype = "float64" }))
       assert.same(shape, w:size())
       local m = w:reshape(shape[1], -1)

@@ -55,7 +55,8 @@ describe("losses", function()
 
   it("name what does not fit", function()
     local x = tm.rand(2, 3)
-    H.raises(function() nn.MSELoss { reduction = "median" } end, "ValueError", "nn.MSELoss: reduction is median, expected mean, sum or none")
+    H.raises(function() nn.MSELoss { reduction = "median" } end, "ValueError",
+      "nn.MSELoss: reduction is median, expected mean, sum or none")
     H.raises(function() nn.MSELoss { reduction = "batchmean" } end, "ValueError", "batchmean")
     H.raises(function() nn.KLDivLoss { reduction = "median" } end, "ValueError", "expected batchmean, mean, sum or none")
     H.raises(function() nn.L1Loss { beta = 1 } end, "TypeError", "unknown option beta")

@@ -49,7 +49,8 @@ describe("nn.LayerNorm", function()
   it("can be differentiated twice", function()
     local m = nn.LayerNorm(4):double()
     local x = tm.randn(3, 4, FLOAT64):requires_grad_()
-    assert.is_true(tm.autograd.gradgradcheck(function(v, w, b) return F.layer_norm(v, 4, { weight = w, bias = b }) end, { x, m.weight, m.bias }))
+    assert.is_true(tm.autograd.gradgradcheck(function(v, w, b) return F.layer_norm(v, 4, { weight = w, bias = b }) end, { x,
+      m.weight, m.bias }))
   end)
 
   it("names what does not fit", function()
@@ -64,7 +65,8 @@ describe("nn.LayerNorm", function()
 
   it("prints as PyTorch has it", function()
     assert.equal("LayerNorm((3,), eps=1e-05, elementwise_affine=true, bias=true)", tostring(nn.LayerNorm(3)))
-    assert.equal("LayerNorm((3, 4), eps=0.001, elementwise_affine=false, bias=false)", tostring(nn.LayerNorm({ 3, 4 }, { eps = 1e-3, elementwise_affine = false })))
+    assert.equal("LayerNorm((3, 4), eps=0.001, elementwise_affine=false, bias=false)", tostring(nn.LayerNorm({ 3, 4 }, { eps = 1e-3,
+      elementwise_affine = false })))
     assert.equal("LayerNorm((3,), eps=1e-05, elementwise_affine=true, bias=false)", tostring(nn.LayerNorm(3, { bias = false })))
     local m = nn.LayerNorm(3, { elementwise_affine = false })
     assert.is_true(m:hasattr "weight" and m.weight == nil)

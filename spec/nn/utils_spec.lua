@@ -94,7 +94,7 @@ parameters: 722, trained: 680, memory: 3.0 KB, outputs: 1.6 KB]], tostring(s))
     assert.is_false(failed)
     assert.is_true(m.training)
     local calls = 0
-    m[2][1].forward = function(self, x)
+    m[2][1].forward = function(_, x)
       calls = calls + 1
       return x
     end

@@ -1,0 +1,65 @@
+---ties.lua: slots that hold one and the same parameter or buffer, before and after a conversion that takes them apart.
+
+local B = require "tmod.ffi"
+local OrderedDict = require "tmod.ordered"
+local parameter = require "tmod.nn.parameter"
+
+local None = parameter.None
+local ties = {}
+
+---The tied slots of a model: a list of groups, each a list of paths such as {"encoder.weight", "decoder.weight"}, in the
+---order of registration. With it, retie ties them again after a conversion.
+---@param model nn.Module
+---@return string[][]
+function ties.tied_groups(model)
+  local group_of, groups = {}, {}
+  for path, module in model:named_modules() do
+    for _, registry in ipairs { "_parameters", "_buffers" } do
+      for name, t in OrderedDict.pairs(module[registry]) do
+        if t ~= None then
+          local group = group_of[t]
+          if not group then
+            group = { slots = {} }
+            group_of[t] = group
+          end
+          local n = #group + 1
+          group[n] = path == "" and name or path .. "." .. name
+          group.slots[n] = { module = module, registry = registry, name = name }
+          if n == 2 then groups[#groups + 1] = group end
+        end
+      end
+    end
+  end
+  return groups
+end
+
+local function size_text(t) return B.ffi.string(B.C.tm_dtype_name(B.C.tm_tensor_dtype(B.ptr(t)))) .. " (" .. table.concat(t:size(), ", ") .. ")" end
+
+local function check(group)
+  local slots = type(group) == "table" and group.slots
+  if not slots then B.fail("TypeError", "retie: expected what tied_groups returned, got %s", B.type_name(group)) end
+  local first
+  for i, slot in ipairs(slots) do
+    local t = OrderedDict.get(slot.module[slot.registry], slot.name)
+    if t == nil or t == None then B.fail("ValueError", "retie: there is no %s any more", group[i]) end
+    first = first or t
+    if size_text(t) ~= size_text(first) or t.device ~= first.device then
+      B.fail("ValueError", "retie: %s is %s on %s and %s is %s on %s", group[1], size_text(first), first.device, group[i], size_text(t), t.device)
+    end
+  end
+end
+
+---Puts what the first slot of each group holds, with its gradient, into the other slots. Nothing changes if one of
+---them cannot be.
+---@param groups string[][] from tied_groups
+function ties.retie(groups)
+  if type(groups) ~= "table" then B.fail("TypeError", "retie: expected what tied_groups returned, got %s", B.type_name(groups)) end
+  for _, group in ipairs(groups) do check(group) end
+  for _, group in ipairs(groups) do
+    local slots = group.slots
+    local t = OrderedDict.get(slots[1].module[slots[1].registry], slots[1].name)
+    for i = 2, #slots do slots[i].module[slots[i].registry][slots[i].name] = t end
+  end
+end
+
+return ties
