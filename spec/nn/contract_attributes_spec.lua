@@ -387,17 +387,21 @@ describe("nn.Module: deleting", function()
 end)
 
 describe("nn.Module: cost of attributes", function()
-  ---Does the loop of f compile, so that it runs without the interpreter?
+  ---Does the loop of f compile, so that it runs without the interpreter? LuaJIT draws lots after an aborted trace, so
+  ---a loop gets a few chances.
   local function compiles(f)
     local root, linked
     local function watch(what, trace, fn, _, parent)
       if what == "start" then root = fn == f and parent == nil and trace or nil
       elseif what == "stop" and trace == root then linked = util.traceinfo(trace).linktype end
     end
-    jit.flush()
-    jit.attach(watch, "trace")
-    f(1000)
-    jit.attach(watch)
+    for _ = 1, 10 do
+      jit.flush()
+      jit.attach(watch, "trace")
+      f(1000)
+      jit.attach(watch)
+      if linked == "loop" then break end
+    end
     return linked
   end
 
