@@ -126,7 +126,11 @@ function Tensor:requires_grad_(on)
 end
 
 ---The same elements without history.
-function Tensor:detach() return B.wrap(C.tm_tensor_detach(ptr(self))) end
+function Tensor:detach()
+  local t = B.wrap(C.tm_tensor_detach(ptr(self)))
+  B.tidy()
+  return t
+end
 function Tensor:detach_()
   B.check(C.tm_tensor_detach_(ptr(self)))
   return self

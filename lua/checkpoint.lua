@@ -62,6 +62,7 @@ function checkpoint.save(tensors, path, opts)
   local metadata = check_options("tm.save", opts, {metadata = true}).metadata or {}
   if type(metadata) ~= "table" then B.fail("TypeError", "tm.save: metadata is a %s, expected a table", type(metadata)) end
 
+  if B.class_of then tensors, metadata = require "tmod.wrapper".pack(tensors, metadata, each) end
   local names, list, keys, values = {}, {}, {}, {}
   for name, tensor in each(tensors) do
     check_string("the key " .. tostring(name), name)
@@ -110,6 +111,9 @@ function checkpoint.load(path, opts)
     metadata[ffi.string(C.tm_file_metadata(file, i, 0))] = ffi.string(C.tm_file_metadata(file, i, 1))
   end
   C.tm_file_close(ffi.gc(file, nil))
+  for key in pairs(metadata) do
+    if key:find("tmod.wrapper.", 1, true) == 1 then return require "tmod.wrapper".unpack(tensors, metadata) end
+  end
   return tensors, metadata
 end
 

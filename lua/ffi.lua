@@ -89,7 +89,14 @@ function B.dtype(name)
   return code
 end
 
-local device_code = {}
+local real_codes, fake_codes = {}, {} -- the same name means another device in fake mode
+local device_code = real_codes
+---Switches fake mode of this thread; returns the old mode.
+function B.set_fake_mode(on)
+  device_code = on and fake_codes or real_codes
+  return C.tm_fake_mode_set(on and 1 or 0) ~= 0
+end
+
 ---Code of a device name; -1 for nil.
 function B.device(name)
   if name == nil then return -1 end
@@ -227,6 +234,11 @@ end
 function B.after(t)
   if C.tm_anomaly_mode() ~= 0 and t then C.tm_tensor_annotate(B.ptr(t), errors.where()) end
   B.collect()
+end
+
+---For what makes tensors without dispatch, which asks by itself: collects if it is time.
+function B.tidy()
+  if C.tm_handles_want_sweep(H) ~= 0 or C.tm_memory_pressure() ~= 0 then B.collect() end
 end
 
 ---A full collection and sweep now: what Lua dropped is freed on return.

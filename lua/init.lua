@@ -7,6 +7,8 @@ local autograd = require "tmod.autograd"
 local OrderedDict = require "tmod.ordered"
 local C, ffi = B.C, B.ffi
 
+B.debug = os.getenv "TMOD_DEBUG" ~= nil -- warnings for those who look for a fault
+
 local tm = { autograd = autograd, Tensor = Tensor, version = ffi.string(C.tm_version()), _VERSION = "tmod " .. ffi.string(C.tm_version()) }
 
 -- creation and functions of tensors ------------------------------------------------------------------------------
@@ -34,12 +36,93 @@ function tm.id(t) return tonumber(C.tm_tensor_id(B.ptr(t))) end
 ---Number of the content: travels with swap_tensors.
 function tm.impl_id(t) return tonumber(C.tm_tensor_impl_id(B.ptr(t))) end
 
----Exchanges the contents of two tensors, and with them the fields that people have put on their tables.
+---References to the content: 1, and one for each accumulator and container that relies on it. A swap wants 1.
+function tm.use_count(t) return C.tm_tensor_use_count(B.ptr(t)) end
+---How often the content under this handle changed by set_data or a swap: whoever caches by tm.id must compare it.
+function tm.epoch(t) return tonumber(C.tm_tensor_epoch(B.ptr(t))) end
+---For containers that rely on a tensor's content, as C ones may: until unpin, swaps refuse it.
+function tm.pin(t) C.tm_tensor_pin(B.ptr(t)) end
+function tm.unpin(t) C.tm_tensor_unpin(B.ptr(t)) end
+
+---@class WeakRef
+local WeakRef = {}
+WeakRef.__index = WeakRef
+WeakRef.__name = "WeakRef"
+
+---The tensor; nil when it is gone.
+function WeakRef:get() return self._p ~= nil and B.wrap_borrowed(C.tm_weakref_at(self._p)) or nil end
+WeakRef.__call = WeakRef.get
+---Gives the reference up, before the collector does.
+function WeakRef:release()
+  if self._p == nil then return end
+  C.tm_weakref_free(ffi.gc(self._p, nil))
+  self._p = nil
+end
+
+local IDENTITY = { identity = true }
+
+---A reference that does not keep the tensor. It blocks swaps, since it may mean the content, unless identity = true
+---says that it means the handle.
+---@param opts? {identity?: boolean}
+function tm.weakref(t, opts)
+  opts = require "tmod.functional".options(opts, "weakref", IDENTITY)
+  local p = C.tm_weakref_new(B.ptr(t), opts.identity and 1 or 0)
+  if p == nil then B.raise() end
+  return setmetatable({ _p = ffi.gc(p, C.tm_weakref_free) }, WeakRef)
+end
+
+local NONE = {}
+
+---Names of the fields that a class of tensors declares: swaps exchange only tensors with the same.
+local function slots_of(t)
+  local class = rawget(t, "_class")
+  return class and class.slots or NONE
+end
+
+local function same_slots(a, b)
+  local mine, theirs = slots_of(a), slots_of(b)
+  if mine == theirs then return true end
+  local set = {}
+  for _, name in ipairs(mine) do set[name] = true end
+  for _, name in ipairs(theirs) do
+    if not set[name] then return false end
+    set[name] = nil
+  end
+  return next(set) == nil
+end
+
+---Why two tensors cannot be exchanged: nil, or an error object.
+local function obstacle(a, b)
+  local p, q = B.ptr(a), B.ptr(b)
+  if C.tm_weakref_blocks(p) == 0 and C.tm_weakref_blocks(q) == 0 and not same_slots(a, b) then
+    return B.Error.new("RuntimeError", ("swap_tensors: t1 has slots {%s}, t2 has slots {%s}; they must be the same")
+      :format(table.concat(slots_of(a), ", "), table.concat(slots_of(b), ", ")))
+  end
+  local code = C.tm_can_swap(p, q)
+  if code ~= 0 then return B.Error.new(B.Error.KIND[code], ffi.string(C.tm_last_error())) end
+end
+
+---Can swap_tensors exchange these? Without side effects.
+---@return boolean
+---@return string? reason
+function tm.can_swap(a, b)
+  local e = obstacle(a, b)
+  return e == nil, e and e.message
+end
+
+---Exchanges the contents of two tensors, their classes and hooks, and the fields that people have put on their tables.
 function tm.swap_tensors(a, b)
+  local e = obstacle(a, b)
+  if e then -- perhaps it is garbage
+    B.collect_now()
+    e = obstacle(a, b)
+    if e then error(e, 0) end
+  end
   B.check(C.tm_swap_tensors(B.ptr(a), B.ptr(b)))
+  if a == b then return end
   local mine, theirs = {}, {}
-  for k, v in pairs(a) do if k ~= "_h" then mine[k] = v end end
-  for k, v in pairs(b) do if k ~= "_h" then theirs[k] = v end end
+  for k, v in next, a do if k ~= "_h" then mine[k] = v end end
+  for k, v in next, b do if k ~= "_h" then theirs[k] = v end end
   for k in pairs(mine) do rawset(a, k, nil) end
   for k in pairs(theirs) do rawset(b, k, nil) end
   for k, v in pairs(theirs) do rawset(a, k, v) end
@@ -212,14 +295,18 @@ end
 
 -- modules that load when first asked for ----------------------------------------------------------------------------
 
-local later = { nn = "tmod.nn", optim = "tmod.optim", data = "tmod.data", ops = "tmod.ops" }
+local later = { future = "tmod.future", nn = "tmod.nn", optim = "tmod.optim", data = "tmod.data", ops = "tmod.ops", fake = "tmod.fake" }
+---name -> module and the name that it has there
+local parts = { save = { "checkpoint", "save" }, load = { "checkpoint", "load" }, WrapperTensor = { "wrapper", "WrapperTensor" },
+  tensor_class = { "wrapper", "tensor_class" }, quantize = { "quantize", "quantize" }, Int8Weight = { "quantize", "Int8Weight" },
+  fake_mode = { "fake", "mode" }, is_fake = { "fake", "is" }, fake_memory = { "fake", "memory" } }
 
 return setmetatable(tm, { __index = function(t, name)
   local v
   if later[name] then
     v = require(later[name])
-  elseif name == "save" or name == "load" then
-    v = require "tmod.checkpoint"[name]
+  elseif parts[name] then
+    v = require("tmod." .. parts[name][1])[parts[name][2]]
   else -- every visible operator is a function too: tm.exp(x)
     v = Tensor[name]
     if v == nil and ops.rows[name] and not ops.rows[name].hidden then v = ops.find(name) end

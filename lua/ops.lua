@@ -144,6 +144,15 @@ function support.again(rc, id)
   return rc
 end
 
+---The arguments of a spread list as one list.
+function support.gather(a, b, c, d, e, f, g, h)
+  if type(a) == "table" then return a end
+  return { a, b, c, d, e, f, g, h }
+end
+
+---C hands a call back when an argument is a wrapper: its class acts. `args` are complete: defaults are filled in.
+function support.by_class(name, args) return require "tmod.wrapper".run(name, args) end
+
 -- code generation ---------------------------------------------------------------------------------------------------
 
 local SPREAD = "_2, _3, _4, _5, _6, _7, _8"
@@ -260,16 +269,23 @@ local function generate(row, inplace)
     end
   end
   if row.signature:find "operand" then body[#body + 1] = "  F.numbers = numbers\n" end
+  local all = table.concat(params, ", ")
+  if last and last.spread then
+    all = table.concat(params, ", ", 1, #params - 1) .. (#params > 1 and ", " or "") .. ("gather(%s, %s)"):format(last.name, SPREAD)
+  end
+  local changes = (inplace or row.mutates) and not row.name:find "_step$"
   local code = {
     "local s, id, names = ...\n",
     "local C, F, B, type, wrap, after, raise, to_dtype, to_device, nan = ",
     "s.C, s.F, s.B, s.type, s.wrap, s.after, s.raise, s.to_dtype, s.to_device, s.nan\n",
     "local bad_tensor, bad_value, is_options, options = s.bad_tensor, s.bad_value, s.is_options, s.options\n",
     "local put_list, put_spread, put_tensors, again = s.put_list, s.put_spread, s.put_tensors, s.again\n",
+    "local gather, by_class = s.gather, s.by_class\n",
     "return function(", header, ")\n", table.concat(body),
     "  F.inplace = ", inplace and "1" or "0", "\n",
     row.random and "  F.generator = B.generator\n" or "",
     "  local rc = C.tm_dispatch(id, F)\n",
+    "  if rc == 101 then return by_class(", ("%q"):format(row.name .. (changes and "_" or "")), ", { n = ", #params, ", ", all, " }) end\n",
     inplace and "  if rc ~= 0 and rc ~= 100 then raise() end\n"
       or "  if rc ~= 0 and rc ~= 100 then rc = again(rc, id, " .. table.concat(params, ", ") .. ") end\n",
   }

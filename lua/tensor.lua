@@ -152,6 +152,8 @@ function mt.__index(t, k)
     Tensor[k] = method
     return method
   end
+  local class = B.class_of and B.class_of(t)
+  if class then return class[k] end
 end
 
 function mt.__newindex(t, k, v)
@@ -277,6 +279,8 @@ local print_options = { precision = 4, threshold = 1000, edgeitems = 3, linewidt
 ---Text as print shows it.
 ---@param opts? {precision?: integer, threshold?: integer, edgeitems?: integer, linewidth?: integer}
 function Tensor:format(opts)
+  local class = B.class_of and C.tm_tensor_marks(ptr(self)) >= C.TM_MARK_WRAPPER and B.class_of(self)
+  if class then return class.describe(self) end
   opts = setmetatable(opts or {}, { __index = print_options })
   local s = C.tm_tensor_format(ptr(self), opts.precision, opts.threshold, opts.edgeitems, opts.linewidth)
   if s == nil then B.raise() end

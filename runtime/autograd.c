@@ -51,8 +51,7 @@ enum node_kind { NODE_OP, NODE_ACC, NODE_CUSTOM, NODE_WINDOW };
 struct tm_node {
   int refs;
   int8_t kind;
-  uint8_t freed;    /* saved values are gone */
-  uint8_t poisoned; /* accumulator of a content that was swapped away */
+  uint8_t freed; /* saved values are gone */
   int nin, nout, nsaved;
   size_t bytes; /* of the block */
   union {
@@ -72,6 +71,7 @@ struct tm_node {
   int64_t **list;
   hook *hooks;
   tm_tensor *leaf;  /* accumulator: retained */
+  int64_t impl_id;  /* accumulator: the content that it was made for; 0: that was swapped away */
   tm_node *inner;   /* window: the in-place operator, whose input 0 is the window */
   tm_inmeta window; /* window: the view that was changed; its base is xm[0] */
   tm_layout window_layout;
@@ -328,6 +328,7 @@ static tm_node *accumulator(tm_tensor *leaf) {
   } else if ((n = node_new(NODE_ACC, 0, 1, 0, 0, false))) {
     n->leaf = leaf;
     tm_tensor_retain(leaf);
+    n->impl_id = leaf->c.impl_id;
     meta_of(&n->ym[0], leaf);
     n->seq = INT64_MAX; /* leaves first: a gradient is freed as soon as it has been added */
     leaf->c.acc = n;
@@ -674,7 +675,7 @@ int tm_zero_grad(int n, tm_tensor *const *t, int set_to_none) {
 /* -- content moves between handles ------------------------------------------------------------------------------- */
 
 static void poison(tm_tensor *t) {
-  if (t->c.acc) t->c.acc->poisoned = 1;
+  if (t->c.acc) t->c.acc->impl_id = 0;
   t->c.acc = NULL;
   if (t->c.vb && t->c.vb->leaf == t) t->c.vb->leaf = NULL;
 }
@@ -698,7 +699,7 @@ void tm_swap_contents(tm_tensor *a, tm_tensor *b) {
 }
 
 int tm_tensor_set_data(tm_tensor *t, const tm_tensor *source) {
-  if ((TM_KIND(t->c.device) == TM_META) != (TM_KIND(source->c.device) == TM_META))
+  if (!tm_compat_type(t, source))
     return tm_fail(TM_ERUNTIME, "set_data: %s cannot take the content of %s: meta and real tensors do not mix", tm_say(t), tm_say(source));
   if (tm_tensor_requires_grad(t) && !tm_is_float(source->c.dtype))
     return tm_fail(TM_ERUNTIME, "set_data: %s requires grad and cannot become %s", tm_say(t), tm_say(source));
@@ -1307,15 +1308,19 @@ static int run_node(tm_engine *e, entry *x) {
   return code;
 }
 
+/* A swap gave the leaf another content: the gradient is not for that one. */
+static int check_leaf(const tm_node *n) {
+  if (n->impl_id == n->leaf->c.impl_id) return TM_OK;
+  return tm_fail(TM_ERUNTIME,
+                 "backward: the content of a leaf, %s, was swapped between forward and backward; convert before forward or after backward",
+                 tm_say(n->leaf));
+}
+
 /* Adds the gradient of this pass to the leaf. One that nobody else holds is taken, not copied. */
 static int accumulate(tm_engine *e, entry *x) {
   tm_node *n = x->node;
   tm_tensor *leaf = n->leaf, *g = x->one;
-  if (n->poisoned)
-    return tm_fail(
-        TM_ERUNTIME,
-        "backward: the content of a leaf, %s, was swapped between forward and backward; convert before forward or after backward",
-        tm_say(leaf));
+  if (check_leaf(n) != TM_OK) return tm_last_code();
   if (g->c.device != leaf->c.device)
     return tm_fail(TM_ERUNTIME, "backward: the gradient is %s, its leaf is %s: it was moved between forward and backward", tm_say(g),
                    tm_say(leaf));
@@ -1410,6 +1415,11 @@ static int finish_custom(tm_engine *e, entry *x) {
   return code;
 }
 
+static hook *hooks_of(const tm_node *n) {
+  if (n->kind != NODE_ACC) return n->hooks;
+  return n->leaf->c.hooks ? n->leaf->c.hooks->first : NULL;
+}
+
 /* One step of the current node. Returns 1 when `event` asks something of Lua, 0 to go on, -1 on failure. */
 static int step(tm_engine *e, tm_event *event) {
   entry *x = &e->entry[e->current];
@@ -1419,7 +1429,8 @@ static int step(tm_engine *e, tm_event *event) {
   case PHASE_PICK:
     e->current = pop(e);
     x = &e->entry[e->current], n = x->node;
-    e->hook = n->kind == NODE_ACC ? (n->leaf->c.hooks && n->leaf->c.acc == n ? n->leaf->c.hooks->first : NULL) : n->hooks;
+    if (n->kind == NODE_ACC && e->accumulate && x->one && check_leaf(n) != TM_OK) return -1; /* before its hooks run */
+    e->hook = hooks_of(n);
     e->phase = PHASE_HOOKS;
     return 0;
   case PHASE_HOOKS:
@@ -1446,7 +1457,7 @@ static int step(tm_engine *e, tm_event *event) {
     if (acc) {
       if (e->accumulate && x->one) {
         if (accumulate(e, x) != TM_OK) return -1;
-        e->hook = n->leaf->c.hooks && n->leaf->c.acc == n ? n->leaf->c.hooks->first : NULL;
+        e->hook = hooks_of(n);
         e->phase = PHASE_POST;
         return 0;
       }
@@ -1491,7 +1502,7 @@ void tm_engine_run(tm_engine *e, tm_event *event) {
 /* A hook may have removed itself, or others: find the one after it by id, which grows along the list. */
 static hook *hook_after(tm_engine *e) {
   tm_node *n = e->entry[e->current].node;
-  hook *h = n->kind == NODE_ACC ? (n->leaf->c.hooks ? n->leaf->c.hooks->first : NULL) : n->hooks;
+  hook *h = hooks_of(n);
   while (h && (h->id == 0 || h->id <= e->hook_id)) h = h->next;
   return h;
 }

@@ -9,7 +9,7 @@ static int place(tm_call *c, int dtype) {
   int d = (int)c->a[c->na - 2], device = (int)c->a[c->na - 1];
   c->nout = 1;
   c->o[0].dtype = c->compute = d < 0 ? dtype : d;
-  c->o[0].device = device < 0 ? TM_DEV_CPU : device;
+  c->o[0].device = device >= 0 ? device : tm_fake_on ? tm_device_fake(TM_DEV_CPU) : TM_DEV_CPU;
   c->o[0].strided = 0;
   return TM_OK;
 }

@@ -312,6 +312,7 @@ static int decode_args(tm_call *c, const double **list, decoded *d) {
 
 static int decode_tensors(tm_call *c, const tm_frame *f, uint32_t *made) {
   const tm_op *op = c->op;
+  int marks = 0;
   for (int i = 0; i < op->nt; i++) {
     double h = f->t[i];
     if (f->numbers >> i & 1 && op->ttype[i] == TM_ARG_OPERAND) {
@@ -322,6 +323,8 @@ static int decode_tensors(tm_call *c, const tm_frame *f, uint32_t *made) {
       if (op->ttype[i] != TM_ARG_OPTIONAL) return tm_fail(TM_ETYPE, "%s: %s must be a tensor, got nil", op->name, op->tname[i]);
     } else if (!(c->in[i] = tm_handles_at(f->handles, h))) {
       return tm_fail(TM_ERUNTIME, "%s: %s has been released", op->name, op->tname[i]);
+    } else {
+      marks |= c->in[i]->c.marks;
     }
   }
   for (int i = 0; i < f->nlist && op->listarg; i++) {
@@ -329,7 +332,10 @@ static int decode_tensors(tm_call *c, const tm_frame *f, uint32_t *made) {
     if (h == 0) c->in[op->nt + i] = NULL;
     else if (!(c->in[op->nt + i] = tm_handles_at(f->handles, h)))
       return tm_fail(TM_ERUNTIME, "%s: tensor %d of the list has been released", op->name, i + 1);
+    else marks |= c->in[op->nt + i]->c.marks;
   }
+  if (TM_UNLIKELY(marks & TM_MARK_WRAPPER))
+    return tm_fail(TM_EWRAPPER, "%s: an argument is a wrapper tensor, which only its class can work on", op->name);
   return TM_OK;
 }
 

@@ -175,7 +175,7 @@ static void put_suffixes(printer *p, const tm_tensor *t) {
   const char *newline = p->out.p ? strrchr(p->out.p, '\n') : NULL;
   int column = newline ? (int)(p->out.p + p->out.n - newline) + 1 : (int)p->out.n + 2; /* one too many, as PyTorch counts */
   char shape[TM_MAXDIM * 24];
-  int meta = t->c.device == TM_DEV_META, empty = t->c.numel == 0, dtype = t->c.dtype;
+  int meta = TM_KIND(t->c.device) == TM_META, empty = t->c.numel == 0, dtype = t->c.dtype;
   if (t->c.device != TM_DEV_CPU) put_suffix(p, &column, "device=", tm_device_name(t->c.device));
   if (meta || (empty && t->c.ndim != 1)) put_suffix(p, &column, "size=", tm_shape_text(shape, sizeof shape, t->c.ndim, t->c.size));
   /* Elements show that they are whole numbers or truth values; without elements the dtype has to be said. */
@@ -205,7 +205,7 @@ char *tm_tensor_format(const tm_tensor *t, int precision, int64_t threshold, int
   p.out.p = tm_host_alloc(p.out.capacity);
   if (!p.out.p) return NULL;
   put_text(&p.out, "tensor(");
-  if (t->c.device == TM_DEV_META) {
+  if (TM_KIND(t->c.device) == TM_META) {
     put_text(&p.out, "...");
   } else if (t->c.numel == 0) {
     put_text(&p.out, "[]");

@@ -16,6 +16,7 @@
 #define TM_DEVICE(kind, index) ((kind) * 256 + (index))
 #define TM_DEV_CPU TM_DEVICE(TM_CPU, 0)
 #define TM_DEV_META TM_DEVICE(TM_META, 0)
+#define TM_IS_FAKE(device) (TM_KIND(device) == TM_META && ((device) & 255)) /* stands for another device (fake.c) */
 #define TM_MIN(a, b) ((a) < (b) ? (a) : (b))
 #define TM_MAX(a, b) ((a) > (b) ? (a) : (b))
 #define TM_LIKELY(x) __builtin_expect(!!(x), 1)
@@ -139,6 +140,9 @@ struct tm_weakref {
   tm_weakref *next, **at;
   int identity;
 };
+extern _Thread_local int tm_fake_on;
+int tm_fake_find(const char *name);                      /* fake.c: the fake device of this name */
+void tm_fake_count(int device, int64_t bytes);
 void tm_weakrefs_clear(tm_tensor *t);                    /* convert.c */
 void tm_swap_contents(tm_tensor *a, tm_tensor *b);       /* autograd.c: without the checks of tm_swap_tensors */
 
@@ -172,7 +176,6 @@ char *tm_shape_text(char *buffer, size_t n, int ndim, const int64_t *size);  /* 
 /* "float32 (2, 3)" for messages, in one of eight rotating buffers of the thread. */
 const char *tm_say(const tm_tensor *t);
 
-int tm_handles_want_sweep(const tm_handles *h); /* handles.c: many tensors were made since the last sweep */
 /* Drops a tensor's history, gradient and hooks (autograd.c); may free a long graph, without recursion. */
 void tm_autograd_drop(tm_tensor *t);
 void tm_viewbase_release(tm_viewbase *vb);

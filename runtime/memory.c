@@ -243,7 +243,10 @@ static void storage_free(tm_storage *s, size_t inside) {
 }
 
 tm_storage *tm_storage_new(int device, size_t bytes) {
-  if (TM_KIND(device) != TM_CPU || bytes == 0) return storage_new(device, bytes, 0);
+  if (TM_KIND(device) != TM_CPU || bytes == 0) {
+    if (TM_IS_FAKE(device)) tm_fake_count(device, (int64_t)bytes);
+    return storage_new(device, bytes, 0);
+  }
   if (bytes <= SMALL && cpu.info.limit == 0) {
     tm_storage *s = storage_new(device, bytes, SMALL);
     if (!s) return NULL;
@@ -281,6 +284,8 @@ void tm_storage_release(tm_storage *s) {
     s->release(s->context);
   } else if (s->capacity) {
     cpu_free(s->data, s->bytes, s->capacity);
+  } else if (TM_IS_FAKE(s->device)) {
+    tm_fake_count(s->device, -(int64_t)s->bytes);
   }
   storage_free(s, inside ? SMALL : 0);
 }

@@ -97,6 +97,7 @@
   OP(matmul, "a, b", matmul, diff, "a=b b=a", 0, "(..., m, k) by (..., k, n) -> (..., m, n); a vector is a row on the left, a column on the right") \
   OP(addmm, "bias, a, b, beta:num=1, alpha:num=1", addmm, diff, "a=b b=a", 0, "beta * bias + alpha * (m, k) by (k, n); bias broadcasts to (m, n)") \
   OP(linear, "x, weight, bias:tensor?", linear, diff, "x=weight weight=x", H, "x (..., in) by weight (out, in) transposed, plus bias (out)") \
+  OP(linear_int8, "x, weight, scale, bias:tensor?", linear_int8, diff, "x=weight,scale scale=x,weight", H, "x (..., in) by int8 weight (out, in) times scale (out), transposed, plus bias (out)") \
   /* softmax and losses */ \
   OP(softmax, "x, dim:dim=-1", softmax, diff, "x=y0", 0, "exp(x - max x) / sum, along dim") \
   OP(log_softmax, "x, dim:dim=-1", softmax, diff, "x=y0", 0, "x - max x - log sum exp(x - max x), along dim") \

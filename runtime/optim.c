@@ -27,8 +27,8 @@ int tm_infer_optim_step(tm_call *c) {
     const char *what = i < n ? "parameter" : i < 2 * n ? "gradient" : "state";
     if (!t) return tm_fail(TM_ETYPE, "%s: %s %d is nil, expected a tensor", name, what, i % n + 1);
     bool same = t->c.ndim == p->c.ndim && !memcmp(t->c.size, p->c.size, (size_t)p->c.ndim * sizeof(int64_t));
-    bool half = p->c.dtype == TM_F16 || p->c.dtype == TM_BF16;
-    if (!same || !(t->c.dtype == p->c.dtype || (i >= 2 * n && half && t->c.dtype == TM_F32)))
+    bool fits = i < 2 * n ? t->c.dtype == p->c.dtype : tm_is_float(t->c.dtype); /* states may be older than a conversion */
+    if (!same || !fits)
       return tm_fail(TM_ERUNTIME, "%s: %s %d is %s, but its parameter is %s", name, what, i % n + 1, tm_say(t), tm_say(p));
     if (!tm_is_float(p->c.dtype)) return tm_fail(TM_ETYPE, "%s: parameter %d is %s, expected a floating dtype", name, i + 1, tm_say(p));
     if (t->c.device != c->in[0]->c.device)

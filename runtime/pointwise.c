@@ -212,8 +212,8 @@ int tm_infer_cast(tm_call *c) {
   const tm_tensor *x = c->in[0];
   int dtype = c->a[0] < 0 ? x->c.dtype : (int)c->a[0];
   if (common_shape(c) != TM_OK || finish(c, dtype, dtype) != TM_OK) return tm_last_code();
-  if (c->a[1] >= 0) c->o[0].device = (int)c->a[1];
-  if (x->c.device == TM_DEV_META && c->o[0].device != TM_DEV_META)
+  if (c->a[1] >= 0) c->o[0].device = x->c.marks & TM_MARK_FAKE ? tm_device_fake((int)c->a[1]) : (int)c->a[1];
+  if (TM_KIND(x->c.device) == TM_META && TM_KIND(c->o[0].device) != TM_META)
     return tm_fail(TM_ENOTIMPL, "cast: %s has no elements that could move to %s; to_empty makes uninitialised ones", tm_say(x),
                    tm_device_name(c->o[0].device));
   return TM_OK;
@@ -221,7 +221,7 @@ int tm_infer_cast(tm_call *c) {
 
 int tm_infer_copy(tm_call *c) {
   const tm_tensor *x = c->in[0], *source = c->in[1];
-  if (source->c.device == TM_DEV_META && x->c.device != TM_DEV_META)
+  if (TM_KIND(source->c.device) == TM_META && TM_KIND(x->c.device) != TM_META)
     return tm_fail(TM_ENOTIMPL, "copy_: source is %s: it has no elements to copy into x, %s", tm_say(source), tm_say(x));
   c->o[0].ndim = x->c.ndim;
   for (int d = 0; d < x->c.ndim; d++) c->o[0].size[d] = x->c.size[d];

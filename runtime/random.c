@@ -326,7 +326,12 @@ int tm_infer_randperm(tm_call *c) {
   if (n > exact[dtype].to) return tm_fail(TM_EVALUE, "randperm: positions to %.17g do not fit in %s", n, tm_dtype_name(dtype));
   c->nout = 1;
   c->compute = dtype;
-  c->o[0] = (tm_spec){.ndim = 1, .dtype = dtype, .device = c->a[2] < 0 ? TM_DEV_CPU : (int)c->a[2], .size = {(int64_t)n}};
+  c->o[0] = (tm_spec){.ndim = 1,
+                      .dtype = dtype,
+                      .device = c->a[2] >= 0 ? (int)c->a[2]
+                                : tm_fake_on ? tm_device_fake(TM_DEV_CPU)
+                                             : TM_DEV_CPU,
+                      .size = {(int64_t)n}};
   return TM_OK;
 }
 

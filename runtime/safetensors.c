@@ -311,7 +311,7 @@ tm_tensor *tm_file_tensor(tm_file *f, int64_t i, int device) {
   if (i < 0 || i >= f->count)
     return tm_fail_null(TM_EINDEX, "%s: tensor %lld, expected 0 to %lld", f->path, (long long)i, (long long)f->count - 1);
   const entry *e = &f->entry[i];
-  if (device == TM_DEV_META) return tm_tensor_new(e->ndim, e->size, e->dtype, device);
+  if (TM_KIND(device) == TM_META) return tm_tensor_new(e->ndim, e->size, e->dtype, device);
   int aligned = (f->data + e->begin) % tm_dtype_size(e->dtype) == 0;
   tm_tensor *t = f->map && aligned ? mapped_tensor(f, e) : copied_tensor(f, e), *there;
   if (t && e->dtype == TM_BOOL) make_truth_values(t);
@@ -355,7 +355,7 @@ static int check_items(const char *path, const char *what, item *x, int64_t n) {
     if (!x[i].tensor) continue;
     if (!*x[i].name || strcmp(x[i].name, "__metadata__") == 0)
       return tm_fail(TM_EVALUE, "save %s: a tensor cannot have the name \"%s\"", path, x[i].name);
-    if (tm_tensor_device(x[i].tensor) == TM_DEV_META)
+    if (TM_KIND(tm_tensor_device(x[i].tensor)) == TM_META)
       return tm_fail(TM_ERUNTIME, "save %s: tensor \"%.200s\" is %s, which has no data", path, x[i].name, tm_say(x[i].tensor));
     while (types[x[i].rank].dtype != tm_tensor_dtype(x[i].tensor)) x[i].rank++;
   }

@@ -44,6 +44,7 @@ int tm_dtype_promote(int a, int b) {
 }
 
 int tm_device_find(const char *name) {
+  if (tm_fake_on && (!strcmp(name, "cpu") || !strcmp(name, "cpu:0") || !strncmp(name, "cuda", 4))) return tm_fake_find(name);
   if (!strcmp(name, "cpu") || !strcmp(name, "cpu:0")) return TM_DEV_CPU;
   if (!strcmp(name, "meta")) return TM_DEV_META;
   if (!strncmp(name, "cuda", 4)) return tm_fail(TM_ERUNTIME, "device \"%s\": this build has no CUDA back end", name), -1;
@@ -52,6 +53,7 @@ int tm_device_find(const char *name) {
 
 const char *tm_device_name(int device) {
   static _Thread_local char text[16];
+  device = tm_device_reported(device);
   switch (TM_KIND(device)) {
   case TM_CPU: return "cpu";
   case TM_META: return "meta";
@@ -123,6 +125,7 @@ tm_tensor *tm_tensor_empty(int ndim, const int64_t *size, const int64_t *stride,
   t->c.ndim = (int8_t)ndim;
   t->c.dtype = (int8_t)dtype;
   t->c.device = (int16_t)device;
+  t->c.marks = TM_IS_FAKE(device) ? TM_MARK_FAKE : 0;
   t->c.numel = numel;
   for (int i = 0; i < ndim; i++) t->c.size[i] = size[i];
   if (stride) memcpy(t->c.stride, stride, (size_t)ndim * sizeof *stride);
@@ -328,6 +331,7 @@ int tm_tensor_get(const tm_tensor *t, int64_t linear, double *value) { return re
 
 int tm_tensor_fill(tm_tensor *t, const double *values, int64_t count) {
   if (count != t->c.numel) return tm_fail(TM_EVALUE, "fill: %lld values for %s", (long long)count, tm_say(t));
+  if (t->c.marks & TM_MARK_FAKE) return TM_OK;
   if (!tm_is_contiguous(t) || TM_KIND(t->c.device) != TM_CPU)
     return tm_fail(TM_EVALUE, "fill: %s must be contiguous and on the cpu", tm_say(t));
   if (count > 0) tm_convert(count, tm_data(t), t->c.dtype, 1, values, TM_F64, 1);
@@ -347,7 +351,11 @@ char *tm_shape_text(char *buffer, size_t n, int ndim, const int64_t *size) {
 
 const char *tm_say(const tm_tensor *t) {
   char *b = tm_say_room(), shape[160];
-  snprintf(b, TM_SAY_SIZE, "%s %s%s%s", types[t->c.dtype].name, tm_shape_text(shape, sizeof shape, t->c.ndim, t->c.size),
-           TM_KIND(t->c.device) == TM_CPU ? "" : " on ", TM_KIND(t->c.device) == TM_CPU ? "" : tm_device_name(t->c.device));
+  int cpu = TM_KIND(t->c.device) == TM_CPU, marks = t->c.marks;
+  snprintf(b, TM_SAY_SIZE, "%s %s%s%s%s", types[t->c.dtype].name, tm_shape_text(shape, sizeof shape, t->c.ndim, t->c.size),
+           cpu ? "" : " on ", cpu ? "" : tm_device_name(t->c.device),
+           marks & TM_MARK_WRAPPER ? " (wrapper)"
+           : marks                 ? " (fake)"
+                                   : "");
   return b;
 }

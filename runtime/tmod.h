@@ -27,7 +27,8 @@ enum tm_code {
   TM_EIO = 8,        /* RuntimeError about a file that is not there or cannot be read or written */
   TM_EINTERRUPT = 9, /* Interrupted: tm_interrupt was called */
   TM_EASSERT = 10,   /* AssertionError: a state that only a misused interface can reach */
-  TM_COLLECT = 100   /* success, and a request: collect garbage and sweep (see handles) */
+  TM_COLLECT = 100,  /* success, and a request: collect garbage and sweep (see handles) */
+  TM_EWRAPPER = 101  /* not done: an argument is a wrapper, whose class acts for it */
 };
 
 const char *tm_last_error(void);  /* valid until this thread's next failure; "" before the first */
@@ -137,6 +138,7 @@ tm_tensor *tm_handles_at(tm_handles *h, double handle);   /* borrowed; NULL and 
 int tm_handles_release(tm_handles *h, double handle);
 int32_t tm_handles_end(const tm_handles *h);              /* one past the largest slot ever used; slot 0 is never used */
 int32_t tm_handles_count(const tm_handles *h);            /* live */
+int tm_handles_want_sweep(const tm_handles *h); /* 1: many tensors were entered since the last sweep */
 /* [slot] 0: free, else 1 + the depth of the scope that it was entered in; moves when the table grows. */
 const uint8_t *tm_handles_used(const tm_handles *h);
 int tm_handles_scope(tm_handles *h, int depth);           /* tensors entered from now on belong to this depth; 0: to none */
@@ -287,30 +289,59 @@ typedef struct tm_weakref tm_weakref;
 tm_weakref *tm_weakref_new(tm_tensor *t, int identity); /* identity 0: blocks swaps of t */
 tm_tensor *tm_weakref_at(const tm_weakref *w);          /* borrowed; NULL once the tensor is gone */
 void tm_weakref_free(tm_weakref *w);
+int tm_weakref_blocks(const tm_tensor *t);              /* 1: has one that blocks swaps */
 
 int tm_compat_type(const tm_tensor *a, const tm_tensor *b); /* may set_data put b's content into a? */
 int tm_can_swap(const tm_tensor *a, const tm_tensor *b);    /* TM_OK or the reason */
 int tm_swap_tensors(tm_tensor *a, tm_tensor *b);            /* exchange the contents of two handles, O(1) */
+int tm_tensor_rebind(tm_tensor *t, const tm_tensor *source); /* set_data that counts as an in-place change */
 
 enum tm_action { TM_SET_DATA, TM_REPLACE, TM_SWAP };
 int tm_convert_decide(int compat, int param_marks, int applied_marks, int overwrite, int swap);
 
-/* to[i] becomes from[i] in another dtype ([n]; -1 or NULL: its own), device (-1) or memory format (0), a new
-** reference, from[i] itself where nothing changes. fresh: new uninitialised memory in any case. All or nothing. */
-enum tm_memory_format { TM_PRESERVE, TM_CHANNELS_LAST, TM_CHANNELS_LAST_3D };
-int tm_convert_batch(int n, tm_tensor *const *from, const int *dtype, int device, int format, int fresh, tm_tensor **to);
+/* A conversion that is built in: dtype (-1: its own; only_floating: for floating tensors), device (-1), memory format
+** (tensors of 4 and 5 dims); fresh: new memory without the elements, in any case. */
+enum tm_memory_format { TM_PRESERVE, TM_CHANNELS_LAST, TM_CHANNELS_LAST_3D, TM_CONTIGUOUS };
+typedef struct tm_convert_spec {
+  int32_t dtype, only_floating, device, format, fresh;
+} tm_convert_spec;
+/* New reference; t itself where nothing changes. Not recorded by autograd. */
+tm_tensor *tm_tensor_convert(tm_tensor *t, const tm_convert_spec *spec);
+
+enum tm_slot_kind { TM_SLOT_BUFFER, TM_SLOT_PARAMETER, TM_SLOT_TENSOR }; /* the last: no Parameter in the slot of one */
+enum tm_slot_failure { TM_FAILED_GRAD = 1, TM_FAILED_SWAP = 2, TM_FAILED_BUSY = 4 }; /* BUSY: garbage may be in the way */
 
 typedef struct tm_conversion {      /* one slot of a module */
-  tm_tensor *param, *applied;    /* borrowed: what it holds, and what that becomes */
+  tm_tensor *param;              /* borrowed: what it holds */
+  tm_tensor *applied;            /* borrowed: what that becomes; NULL: as spec says, and its gradient too */
   tm_tensor *applied_grad;       /* borrowed; NULL: the gradient stays as it is */
-  int32_t is_parameter;
+  const tm_convert_spec *spec;
+  int32_t kind;                  /* tm_slot_kind */
   int32_t action, grad_action;   /* out: tm_action */
-  int32_t failed_grad;           /* out: the failure was about the gradient */
-  tm_tensor *result;             /* out: the new handle of a replacement, owned by the caller; else NULL */
-  tm_tensor *fresh, *fresh_grad; /* internal */
+  int32_t failure;               /* out: tm_slot_failure */
+  tm_tensor *result;             /* out: the new handle that belongs in the slot, owned by the caller; NULL: param does */
+  int32_t twin;                  /* out: an earlier slot with the same tensor; -1: none */
+  int32_t skip;                  /* internal, as what follows */
+  tm_tensor *made, *made_grad, *fresh, *fresh_grad;
 } tm_conversion;
-/* All slots or none: *failed is the slot that could not be converted. */
-int tm_apply(int n, tm_conversion *slot, int *failed);
+/* All slots or none, by these flags: *failed is the slot that could not be converted; -1: no slot's fault. */
+int tm_apply(int n, tm_conversion *slot, int overwrite, int swap, int *failed);
+
+/* What has the number of a tensor's name in `h`, if it has one there; else 0. */
+int32_t tm_tensor_slot(const tm_tensor *t, const tm_handles *h);
+
+/* -- Tensors without memory of their own -----------------------------------------------------------------
+** A fake reports a device and has no bytes; in fake mode the names cpu and cuda mean devices of fakes. The outer tensor
+** of a wrapper reports what a Lua class says, and the class's inner tensors, kept by number, hold the bytes. */
+
+int tm_fake_mode(void);                        /* of this thread */
+int tm_fake_mode_set(int on);                  /* returns the old mode */
+int tm_device_fake(int device);                /* the device of fakes that report this one */
+int tm_device_reported(int device);            /* and back; other devices as they are */
+int tm_fake_memory(int device, double *bytes); /* [2]: bytes that its fakes stand for now, and at the peak */
+void tm_fake_peak_reset(int device);
+tm_tensor *tm_wrapper_new(int ndim, const int64_t *size, int dtype, int device, int64_t id); /* id goes to tm_id_bury with the last alias */
+int64_t tm_wrapper_id(const tm_tensor *t);     /* 0: no wrapper */
 
 /* -- Random numbers --------------------------------------------------------------------------------------
 ** Philox4x32-10, counter-based: numbers depend on seed and position alone, not on threads. */

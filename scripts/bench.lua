@@ -23,6 +23,15 @@ local function median(list)
   return list[math.ceil(#list / 2)]
 end
 
+local function least(list) return math.min(unpack(list)) end
+
+---Seconds per call of f(n), of n calls.
+local function timed(f, n)
+  local t = now()
+  f(n)
+  return (now() - t) / n
+end
+
 ---Seconds per call of f(n), which does its work n times; n is chosen so that a round takes about `target` seconds.
 local function calibrate(f, target)
   local n = 1
@@ -38,7 +47,9 @@ end
 -- rows ---------------------------------------------------------------------------------------------------------------
 
 ---name, unit, scale (of seconds), budget (a function of tmod's and PyTorch's seconds: met or not, and its text), make:
----returns f(n). `torch`: name of the function in bench_torch.py.
+---returns f(n). `torch`: name of the function in bench_torch.py. `beside`: makes another f(n) that takes turns with the
+---row's own, whose seconds are the budget's third argument. `least`: figures are the least of more rounds and not their
+---median, since what disturbs a machine only slows down what memory bounds.
 local rows = {}
 local function row(r) rows[#rows + 1] = r end
 
@@ -219,6 +230,104 @@ row { name = "exp, 16 M float32", unit = "ms", scale = 1e3, torch = "exp_big", m
   return function(n) for _ = 1, n do local c = a:exp(); c:release() end end
 end }
 
+-- conversions and loads: a copy of as many bytes, on all threads, takes turns with each ---------------------------------
+
+local function big_model()
+  return nn.Sequential(list_of(function() return nn.Linear(1024, 1024) end, 16)) -- 64 MB
+end
+
+---f(n) that copies `bytes` bytes in `times` calls: as many as what stands beside it has, since threads wait for each
+---other in each, which takes time where others use the machine.
+local function copying(bytes, times)
+  return function()
+    local from = list_of(function() return tm.ones(math.floor(bytes / times / 4)) end, times)
+    local to = list_of(function() return tm.ones(math.floor(bytes / times / 4)) end, times)
+    return function(n)
+      for _ = 1, n do for i = 1, times do to[i]:copy_(from[i]) end end
+    end
+  end
+end
+
+local function of_copy(t, _, copy) return t < 1.3 * copy, ("%.2f of a copy, budget 1.3"):format(t / copy) end
+
+local MODEL_BYTES = 16 * 4 * 1024 * 1025
+for _, mode in ipairs { "default", "swap" } do
+  row { name = "convert: 64 MB to bfloat16, back, " .. mode, unit = "ms", scale = 1e3,
+    torch = mode == "default" and "convert" or "convert_swap", least = true,
+    beside = copying(MODEL_BYTES * 1.5, 2), budget = of_copy, make = function()
+    local model = big_model()
+    return function(n)
+      tm.future.with({ swap = mode == "swap" }, function()
+        for _ = 1, n do model:to "bfloat16":to "float32" end
+      end)
+    end
+  end }
+end
+
+local function checkpoint(model)
+  local path = os.tmpname()
+  tm.save(model:state_dict(), path)
+  return path
+end
+
+row { name = "convert: load_state_dict, 64 MB, mapped", unit = "ms", scale = 1e3, torch = "load", least = true,
+  beside = copying(MODEL_BYTES, 16),
+  budget = of_copy, make = function()
+  local model = big_model()
+  local path = checkpoint(model)
+  local sd = tm.load(path)
+  os.remove(path)
+  return function(n) for _ = 1, n do model:load_state_dict(sd) end end
+end }
+
+-- With the file's pages not yet mapped: the faults are the system's.
+row { name = "convert:   and tm.load of the file", unit = "ms", scale = 1e3, torch = "load_file", make = function()
+  local model = big_model()
+  local path = checkpoint(model)
+  return function(n)
+    for _ = 1, n do
+      local sd = tm.load(path)
+      model:load_state_dict(sd)
+      for _, t in sd:pairs() do t:release() end
+    end
+  end
+end }
+
+local allocated
+row { name = "convert: load_state_dict, assign, 64 MB", unit = "ms", scale = 1e3, torch = "assign", make = function()
+  local model = big_model()
+  local path = checkpoint(model)
+  local sd = tm.load(path)
+  os.remove(path)
+  return function(n)
+    local before = tm.memory_stats()
+    for _ = 1, n do model:load_state_dict(sd, { assign = true }) end
+    allocated = tm.memory_stats().allocations - before.allocations
+  end
+end, budget = function() return allocated == 0, ("%d blocks allocated, budget 0"):format(allocated) end }
+
+-- 10,000 parameters of four elements: what a conversion costs beside the bytes.
+local Tiny = nn.Module:extend "Tiny"
+function Tiny:init() for i = 1, 100 do self["p" .. i] = nn.Parameter(tm.randn(4)) end end
+local function tiny_model() return nn.ModuleList(list_of(Tiny, 100)) end
+
+for _, mode in ipairs { "default", "overwrite", "swap" } do
+  row { name = "convert: 10,000 parameters, each, " .. mode, unit = "us", scale = 1e6 / 2e4, torch = "tiny_" .. mode, least = true,
+    budget = under(2e4 * 1e-6, "1 us each"), make = function()
+    local model = tiny_model()
+    return function(n)
+      tm.future.with({ swap = mode == "swap", overwrite = mode == "overwrite" }, function()
+        for _ = 1, n do model:to "bfloat16":to "float32" end
+      end)
+    end
+  end }
+end
+row { name = "convert: 10,000 parameters, load, each", unit = "us", scale = 1e6 / 1e4, torch = "tiny_load", least = true, make = function()
+  local model = tiny_model()
+  local sd = tiny_model():state_dict()
+  return function(n) for _ = 1, n do model:load_state_dict(sd) end end
+end }
+
 -- PyTorch, in a process of its own that takes turns with us -----------------------------------------------------------------
 
 local here = arg[0]:match "^(.*/)" or ""
@@ -264,20 +373,21 @@ local function measure(r, torch)
   if r.threads then tm.set_num_threads(r.threads) end
   local f = r.make()
   f(1)
-  local target = r.torch == "start" and 0.1 or 0.3
-  local n = calibrate(f, target)
-  local mine, theirs = {}, {}
+  local other = r.beside and r.beside()
+  local rounds, target, typical = ROUNDS, r.torch == "start" and 0.1 or 0.3, median
+  if r.least then rounds, target, typical = 15, 0.06, least end
+  local n, m = calibrate(f, target), other and calibrate(other, target)
+  local mine, theirs, others = {}, {}, {}
   local beside = torch and r.torch
-  if beside then torch.ask("prepare", r.torch, r.threads or threads) end
-  for i = 1, ROUNDS do
+  if beside then beside = torch.ask("prepare", r.torch, r.threads or threads) == "ready" end
+  for i = 1, rounds do
     collectgarbage()
-    local t = now()
-    f(n)
-    mine[i] = (now() - t) / n
+    mine[i] = timed(f, n)
+    if other then others[i] = timed(other, m) end
     if beside then theirs[i] = tonumber(torch.ask "run") end
   end
   tm.set_num_threads(threads)
-  return median(mine), beside and median(theirs) or nil
+  return typical(mine), beside and typical(theirs) or nil, other and typical(others)
 end
 
 local function figure(r, t)
@@ -292,12 +402,12 @@ print(("%-42s %-12s %9s %9s %8s  %s"):format("", "", "tmod", "PyTorch", "ratio",
 local missed = 0
 for _, r in ipairs(rows) do
   if chosen(r.name) or r.after and #arg > 0 then
-    local t, theirs = measure(r, torch)
+    local t, theirs, other = measure(r, torch)
     if r.after then r.after(t) end
     local text = ""
     if r.budget then
       local met
-      met, text = r.budget(t, theirs)
+      met, text = r.budget(t, theirs, other)
       text = text .. (met and ": met" or ": MISSED")
       if not met then missed = missed + 1 end
     end

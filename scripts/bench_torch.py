@@ -1,6 +1,8 @@
 """The rows of bench.lua in PyTorch. Reads "prepare NAME THREADS" and "run" lines, answers one line each."""
+import os
 import subprocess
 import sys
+import tempfile
 import time
 
 import torch
@@ -122,7 +124,74 @@ def big(f):
     return make
 
 
+def big_model():
+    return nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(16)])
+
+
+class Tiny(nn.Module):
+    def __init__(self):
+        super().__init__()
+        for i in range(100):
+            setattr(self, "p%d" % i, nn.Parameter(torch.randn(4)))
+
+
+def tiny_model():
+    return nn.ModuleList(Tiny() for _ in range(100))
+
+
+def there_and_back(make, overwrite=False, swap=False):
+    """A model to bfloat16 and back, with the flags on. Versions before 2.3 have no swap."""
+    def prepare():
+        if swap and not hasattr(torch.__future__, "set_swap_module_params_on_conversion"):
+            return None
+        model = make()
+
+        def run(n):
+            torch.__future__.set_overwrite_module_params_on_conversion(overwrite)
+            if swap:
+                torch.__future__.set_swap_module_params_on_conversion(True)
+            for _ in range(n):
+                model.to(torch.bfloat16).to(torch.float32)
+            torch.__future__.set_overwrite_module_params_on_conversion(False)
+            if swap:
+                torch.__future__.set_swap_module_params_on_conversion(False)
+        return run
+    return prepare
+
+
+def mapped(path):
+    try:
+        return torch.load(path, mmap=True)
+    except TypeError:  # before 2.1
+        return torch.load(path)
+
+
+def load(fresh=False, **options):
+    """load_state_dict from a mapped file, mapped each time where fresh."""
+    def prepare():
+        model = big_model()
+        if options and not hasattr(torch, "compile"):  # 1.13 has no assign
+            return None
+        fd, path = tempfile.mkstemp()
+        os.close(fd)
+        torch.save(model.state_dict(), path)
+        sd = mapped(path)
+        if not fresh:
+            os.remove(path)
+        return loop(lambda: model.load_state_dict(mapped(path) if fresh else sd, **options))
+    return prepare
+
+
+def tiny_load():
+    model, sd = tiny_model(), tiny_model().state_dict()
+    return loop(lambda: model.load_state_dict(sd))
+
+
 ROWS = {
+    "convert": there_and_back(big_model), "convert_swap": there_and_back(big_model, swap=True),
+    "tiny_default": there_and_back(tiny_model), "tiny_overwrite": there_and_back(tiny_model, overwrite=True),
+    "tiny_swap": there_and_back(tiny_model, swap=True), "tiny_load": tiny_load,
+    "load": load(), "load_file": load(fresh=True), "assign": load(assign=True),
     "start": start, "add": add, "add_": add_, "backward": backward, "linear": linear, "mlp_small": mlp_small, "mlp_tiny": mlp_tiny,
     "mlp_large": mlp_large, "products": products,
     "add_big": big(lambda a, b: a + b), "relu_big": big(lambda a, b: torch.relu(a)), "sum_big": big(lambda a, b: a.sum()),
@@ -151,6 +220,9 @@ def main():
         if words[0] == "prepare":
             torch.set_num_threads(int(words[2]))
             run = ROWS[words[1]]()
+            if run is None:
+                print("missing", flush=True)
+                continue
             run(1)
             n = 1 if words[1] == "start" else calibrate(run, 0.3)
             print("ready", flush=True)

@@ -6,6 +6,7 @@
 ---  P(2, 3)  the same, positive            U(2, 3)  in (0.1, 0.9)
 ---  W(2, 3)  as P, but takes no gradient
 ---  I(n, 2, 3)  positions 1..n, int64      J(n, 2, 3)  the same, none twice along the first dim
+---  B(2, 3)  bytes of -127..127, int8
 ---  M(2, 3)  a bool mask                   K(2)  0-dim, of this value
 ---  DT, DEV  the dtype and the device of a check
 ---A list of them is an argument `tensors`. Size 3 stands for "any": the zero-size check puts 0 in its place, also in
@@ -36,6 +37,7 @@ end
 local X, P, U, W, M = describe "X", describe "P", describe "U", describe "W", describe "M"
 local function I(n, ...) return setmetatable({ kind = "I", n = n, shape = { ... } }, D) end
 local function J(n, ...) return setmetatable({ kind = "J", n = n, shape = { ... } }, D) end
+local B = describe "B"
 local function K(value) return setmetatable({ kind = "K", value = value, shape = {} }, D) end
 local DT, DEV = setmetatable({ kind = "DT" }, D), setmetatable({ kind = "DEV" }, D)
 local none = setmetatable({ kind = "nil" }, D) -- an absent argument
@@ -118,6 +120,7 @@ S.matmul = { { X(3, 4), X(4, 2) }, { X(4), X(4, 2) }, { X(3, 4), X(4) }, { X(4),
 S.addmm = { { X(3, 2), X(3, 4), X(4, 2) }, { X(2), X(3, 4), X(4, 2), 2, 3 }, { X(3, 1), X(3, 4), X(4, 2), 0, 1 }, dtypes = "number", tol = 4,
   broadcast = { 1 } }
 S.linear = { { X(3, 4), X(2, 4), X(2) }, { X(3, 4), X(2, 4) }, { X(2, 3, 4), X(2, 4), X(2) }, { X(4), X(2, 4), X(2) }, dtypes = "number", tol = 4 }
+S.linear_int8 = { { X(3, 4), B(2, 4), X(2), X(2) }, { X(3, 4), B(2, 4), X(2) }, { X(2, 3, 4), B(2, 4), X(2), X(2) }, { X(4), B(2, 4), X(2) }, tol = 100 }
 
 -- softmax and losses
 S.softmax = { { X(3, 4) }, { X(2, 3, 4), 1 }, { X(2, 4, 3), 2 }, { X() } }

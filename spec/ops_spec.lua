@@ -96,6 +96,7 @@ local function many(d, shape, seed)
   local u, sign = tm.rand(shape, { dtype = "float64", generator = g }), tm.rand(shape, { dtype = "float64", generator = g })
   if kind == "I" then return (u * (LARGE[d.n] or d.n)):long() + 1 end
   if kind == "M" then return u:lt(0.6) end
+  if kind == "B" then return (u * 255 - 127):to "int8" end
   if kind == "K" then return tm.full(shape, d.value, { dtype = "float64" }) end
   if kind == "U" then return u * 0.8 + 0.1 end
   u = u * 1.8 + 0.2
@@ -105,7 +106,8 @@ end
 ---The last steps of build: dtype, strides, device, history.
 local function finish(t, d, how)
   local kind = d.kind
-  local to = (kind == "I" or kind == "J") and (how.index or "int64") or kind == "M" and "bool" or how.dtype or "float64"
+  local to = (kind == "I" or kind == "J") and (how.index or "int64") or kind == "M" and "bool" or kind == "B" and "int8"
+    or how.dtype or "float64"
   t = t:to(to)
   if how.strided then t = restrided(t) end
   if how.device then t = t:to(how.device) end
@@ -130,6 +132,7 @@ local function build(d, seed, how)
       local row = count { unpack(shape, 2) }
       values[i] = how.position or (math.floor((i - 1) / row) + 2 * ((i - 1) % row)) % d.n + 1
     elseif kind == "M" then values[i] = u < 0.6
+    elseif kind == "B" then values[i] = math.floor(u * 255) - 127
     elseif kind == "K" then values[i] = d.value
     else values[i] = number_of(kind, u, sign, dtype) end
   end

@@ -36,6 +36,7 @@ end
 
 local function copy_tensor(t, memo)
   if parameter.is_parameter(t) then return copy_parameter(t) end
+  if B.class_of and B.class_of(t) and not rawget(t, "_class") then return ops.clone(t) end -- a wrapper has no storage to copy
   if not t.is_leaf then
     B.fail("RuntimeError", "deepcopy: a result of %s belongs to a graph, which cannot be copied: detach it, or do not keep it", t.grad_fn)
   end

@@ -2,10 +2,11 @@
 
 local copy = require "tmod.nn.copy"
 local parameter = require "tmod.nn.parameter"
+local ties = require "tmod.nn.ties"
 local tuple = require "tmod.nn.args"
 
 local FILE = {
-  Linear = "linear", Dropout = "dropout", Flatten = "flatten", Embedding = "embedding", utils = "utils",
+  Linear = "linear", Dropout = "dropout", Flatten = "flatten", Embedding = "embedding", utils = "utils", parametrize = "parametrize",
   skip_init = "skip_init", consume_prefix_in_state_dict_if_present = "consume_prefix",
 }
 for file, names in pairs {
@@ -23,6 +24,7 @@ local nn = {
   Parameter = parameter.Parameter, Buffer = parameter.Buffer,
   is_parameter = parameter.is_parameter, is_buffer = parameter.is_buffer,
   None = parameter.None,
+  tied_groups = ties.tied_groups, retie = ties.retie,
   args = tuple.args, kw = tuple.kw, is_args = tuple.is_args, is_kw = tuple.is_kw,
   deepcopy = copy.deepcopy, copy = copy.copy,
   functional = require "tmod.functional",

@@ -632,7 +632,7 @@ end
 Module._is_module, Module._short_name, Module._warn = is_module, short_name, warn
 
 for name, method in pairs(hooks.methods) do Module[name] = method end
-for _, part in ipairs { "tmod.nn.state_dict", "tmod.nn.convert" } do
+for _, part in ipairs { "tmod.nn.state_dict", "tmod.nn.convert", "tmod.nn.to" } do
   for name, method in pairs(require(part)) do Module[name] = method end
 end
 

@@ -23,7 +23,9 @@ local function alias(what, data, requires_grad)
   if data == nil then data = Tensor.empty(0) end
   if not B.is_tensor(data) then B.fail("TypeError", "%s: data must be a tensor, got %s", what, B.type_name(data)) end
   local t = B.wrap(C.tm_tensor_detach(ptr(data)))
+  rawset(t, "_class", rawget(data, "_class")) -- of tm.tensor_class; a wrapper's is part of its content
   if requires_grad then t.requires_grad = true end
+  B.tidy()
   return parameter.keep(t)
 end
 

@@ -3,12 +3,14 @@
 local B = require "tmod.ffi"
 local Handle = require "tmod.handle"
 local OrderedDict = require "tmod.ordered"
+local Tensor = require "tmod.tensor"
 local autograd = require "tmod.autograd"
-local ops = require "tmod.ops"
 local parameter = require "tmod.nn.parameter"
+local class_of = require "tmod.wrapper".class_of
 local options = require "tmod.functional".options
+local C, ptr = B.C, B.ptr
 
-local None = parameter.None
+local None, is_parameter = parameter.None, parameter.is_parameter
 
 local STATE = "\0state"
 
@@ -116,26 +118,81 @@ end
 local function shape_text(t) return "(" .. table.concat(t:size(), ", ") .. (t.ndim == 1 and ",)" or ")") end
 
 local function same_shape(a, b)
-  local x, y = a:size(), b:size()
-  if #x ~= #y then return false end
-  for i = 1, #x do
-    if x[i] ~= y[i] then return false end
+  local p, q = ptr(a), ptr(b)
+  local n = C.tm_tensor_ndim(p)
+  if n ~= C.tm_tensor_ndim(q) then return false end
+  for i = 0, n - 1 do
+    if C.tm_tensor_size(p, i) ~= C.tm_tensor_size(q, i) then return false end
   end
   return true
 end
 
 local function cause(e) return type(e) == "table" and e.message or tostring(e) end
 
+-- A tensor's class is a field of its table, which an alias does not have.
+local function with_class(t, of)
+  local class = rawget(of, "_class")
+  if class and rawget(t, "_class") == nil then rawset(t, "_class", class) end
+  return t
+end
+
+local function as_parameter(t, requires_grad)
+  if is_parameter(t) then return t:requires_grad_(requires_grad) end
+  return parameter.Parameter(t, requires_grad)
+end
+
+---What load_state_dict swaps into this parameter or buffer while the swap flag is on. A tensor class may have a
+---module_load of its own, which returns a new tensor, neither self nor input.
+---@param input Tensor of the state dictionary
+---@param assign boolean false: self keeps its memory, dtype and class
+function Tensor:module_load(input, assign)
+  if assign then return with_class(input:detach(), input) end
+  self:copy_(input)
+  return with_class(self:detach(), self)
+end
+
+---Frees what a handle that nobody else knows has got, without waiting for the collector.
+local function release(t)
+  B.reg[t._h % 4294967296] = nil
+  C.tm_handles_release(B.handles, t._h)
+end
+
+---Raises if the content of a tensor cannot be swapped, before it is written to. What only garbage uses is free.
+local function check_swappable(t)
+  if C.tm_can_swap(ptr(t), ptr(t)) == 0 then return end
+  B.collect_now()
+  B.check(C.tm_can_swap(ptr(t), ptr(t)))
+end
+
+local function swap_in(target, value, assigning)
+  check_swappable(target)
+  local mine, theirs = class_of(target), class_of(value)
+  local module_load = mine and mine.module_load or theirs and theirs.module_load or Tensor.module_load
+  local result = module_load(target, value, assigning)
+  if not B.is_tensor(result) then B.fail("TypeError", "module_load must return a tensor, got %s", B.type_name(result)) end
+  if result == target or result == value then
+    B.fail("RuntimeError", "module_load returned %s itself; it must return another tensor: detach the result",
+      result == target and "self" or "its input")
+  end
+  local ours = module_load == Tensor.module_load
+  if is_parameter(target) then
+    ours = ours or not is_parameter(result)
+    result = as_parameter(result, target.requires_grad)
+  else -- what is registered as a buffer stays one
+    rawset(result, "_buffer", rawget(target, "_buffer"))
+    rawset(result, "_persistent", rawget(target, "_persistent"))
+  end
+  require "tmod".swap_tensors(target, result)
+  if ours then release(result) end
+end
+
 ---A parameter or buffer slot gets the dictionary's tensor itself.
 local function assign(module, name, target, value)
-  if parameter.is_parameter(target) then
-    if parameter.is_parameter(value) then value:requires_grad_(target.requires_grad)
-    else value = parameter.Parameter(value, target.requires_grad) end
-  end
+  if is_parameter(target) then value = as_parameter(value, target.requires_grad) end
   module[name] = value
 end
 
-local function load_entry(module, name, target, key, value, assigning, errors)
+local function load_entry(module, name, target, key, value, mode, errors)
   if not B.is_tensor(value) then
     errors[#errors + 1] = ("%q must be a tensor, got %s"):format(key, B.type_name(value))
     return
@@ -146,15 +203,34 @@ local function load_entry(module, name, target, key, value, assigning, errors)
       :format(key, shape_text(value), shape_text(target))
     return
   end
-  if not assigning and target.device == "meta" and value.device ~= "meta" then
+  if not mode.assign and target.device == "meta" and value.device ~= "meta" then
     module._warn("%s is on meta: copying into it does nothing; load with assign = true", key)
   end
   local ok, e
-  if assigning then ok, e = pcall(assign, module, name, target, value)
-  else ok, e = pcall(autograd.no_grad, ops.copy_, target, value) end
+  if mode.swap then ok, e = pcall(swap_in, target, value, mode.assign)
+  elseif mode.assign then ok, e = pcall(assign, module, name, target, value)
+  else ok, e = pcall(target.copy_, target, value) end
   if not ok then
-    errors[#errors + 1] = ("cannot load %s, %s into %s: %s"):format(key, shape_text(value), shape_text(target), cause(e))
+    errors[#errors + 1] = ("cannot load %s, %s into %s: %s failed: %s"):format(key, shape_text(value), shape_text(target),
+      mode.swap and "swapping" or "copying", cause(e))
   end
+end
+
+---Names of the module's own parameters and persistent buffers.
+local function load_entries(self, dictionary, prefix, mode, missing, errors)
+  local skip, known = self._non_persistent_buffers_set, {}
+  for _, registry in ipairs { self._parameters, self._buffers } do
+    for name, target in OrderedDict.pairs(registry) do
+      if target ~= None and not (registry == self._buffers and skip[name]) then
+        local key = prefix .. name
+        local value = OrderedDict.get(dictionary, key)
+        known[name] = true
+        if value == nil then missing[#missing + 1] = key
+        else load_entry(self, name, target, key, value, mode, errors) end
+      end
+    end
+  end
+  return known
 end
 
 local function load_extra_state(self, dictionary, key, missing, unexpected)
@@ -176,18 +252,8 @@ function methods:load_from_state_dict(dictionary, prefix, local_metadata, strict
   for _, hook in each_hook(self, "load_state_dict_pre_hook") do
     hook.fn(self, dictionary, prefix, local_metadata, strict, missing, unexpected, errors)
   end
-  local skip, known = self._non_persistent_buffers_set, {}
-  for _, registry in ipairs { self._parameters, self._buffers } do
-    for name, target in OrderedDict.pairs(registry) do
-      if target ~= None and not (registry == self._buffers and skip[name]) then
-        local key = prefix .. name
-        local value = OrderedDict.get(dictionary, key)
-        known[name] = true
-        if value == nil then missing[#missing + 1] = key
-        else load_entry(self, name, target, key, value, local_metadata.assign_to_params_buffers, errors) end
-      end
-    end
-  end
+  local mode = { swap = C.tm_future_swap() ~= 0, assign = local_metadata.assign_to_params_buffers or false }
+  local known = autograd.no_grad(load_entries, self, dictionary, prefix, mode, missing, errors)
   load_extra_state(self, dictionary, prefix .. "_extra_state", missing, unexpected)
   if not strict then return end
   for _, key in ipairs(OrderedDict.keys(dictionary)) do
@@ -279,8 +345,9 @@ end
 
 local LOAD = { strict = true, assign = true }
 
----Copies a state dictionary into the tree (or, with assign, puts its tensors there). Everything that fits is loaded;
----then one error tells all that did not. Without strict, missing and unexpected keys are no error.
+---Copies a state dictionary into the tree (or, with assign, puts its tensors there). While tm.future's swap flag is on,
+---parameters and buffers stay the same objects and get new contents, see Tensor.module_load. Everything that fits is
+---loaded; then one error tells all that did not. Without strict, missing and unexpected keys are no error.
 ---@param sd OrderedDict | table<string, Tensor>
 ---@param opts? {strict?: boolean, assign?: boolean}
 ---@return {missing_keys: string[], unexpected_keys: string[]}

@@ -33,7 +33,7 @@ function ties.tied_groups(model)
   return groups
 end
 
-local function size_text(t) return B.ffi.string(B.C.tm_dtype_name(B.C.tm_tensor_dtype(B.ptr(t)))) .. " (" .. table.concat(t:size(), ", ") .. ")" end
+local function text(t) return ("%s (%s) on %s"):format(t.dtype, table.concat(t:size(), ", "), t.device) end
 
 local function check(group)
   local slots = type(group) == "table" and group.slots
@@ -43,9 +43,7 @@ local function check(group)
     local t = OrderedDict.get(slot.module[slot.registry], slot.name)
     if t == nil or t == None then B.fail("ValueError", "retie: there is no %s any more", group[i]) end
     first = first or t
-    if size_text(t) ~= size_text(first) or t.device ~= first.device then
-      B.fail("ValueError", "retie: %s is %s on %s and %s is %s on %s", group[1], size_text(first), first.device, group[i], size_text(t), t.device)
-    end
+    if text(t) ~= text(first) then B.fail("ValueError", "retie: %s is %s, but %s is %s", group[1], text(first), group[i], text(t)) end
   end
 end
 

@@ -2,48 +2,16 @@
 ---one is an error before anything happens; self:_convert (convert.lua) does the work.
 
 local B = require "tmod.ffi"
-local OrderedDict = require "tmod.ordered"
-local parameter = require "tmod.nn.parameter"
 local options = require "tmod.functional".options
 local C, is_tensor, type_name, fail = B.C, B.is_tensor, B.type_name, B.fail
 
-local None = parameter.None
 local methods = {}
 
--- parameters that became other objects ----------------------------------------------------------------------------------
-
-local function each_slot(module, seen, visit)
-  if seen[module] then return end
-  seen[module] = true
-  for name, p in OrderedDict.pairs(module._parameters) do
-    if p ~= None then visit(module, name, p) end
-  end
-  for _, child in ipairs(OrderedDict.values(module._modules)) do
-    if child ~= None then each_slot(child, seen, visit) end
-  end
-end
-
----Converts. The second result maps each parameter that another one replaced to that one, the first of them if its tie
----broke: what Optimizer:rebind takes.
-local function convert(self, spec)
-  local list, n = {}, 0
-  each_slot(self, {}, function(module, name, p)
-    list[n + 1], list[n + 2], list[n + 3] = module, name, p
-    n = n + 3
-  end)
-  self:_convert(spec)
-  local replaced = {}
-  for i = 1, n, 3 do
-    local old, new = list[i + 2], list[i]._parameters[list[i + 1]]
-    if new ~= old and not replaced[old] then replaced[old] = new end
-  end
-  return self, replaced
-end
-
----Without the overwrite flag, only what comes from or goes to meta is replaced, and nobody asks for the map.
+---Converts. With the overwrite flag, the second result maps each old parameter to the new one in its place. (Without it
+---there is no second result, which would get into calls such as nn.Sequential(l:double()).)
 local function converted(self, spec)
-  if C.tm_future_overwrite() ~= 0 and C.tm_future_swap() == 0 then return convert(self, spec) end
-  self:_convert(spec)
+  local _, replaced = self:_convert(spec)
+  if C.tm_future_overwrite() ~= 0 and C.tm_future_swap() == 0 then return self, replaced end
   return self
 end
 
@@ -100,63 +68,63 @@ local function spec_of(k)
     format = FORMAT[k.memory_format]
     if not format then
       fail(type(k.memory_format) == "string" and "ValueError" or "TypeError",
-        "to: memory_format is %s, expected channels_last, channels_last_3d, contiguous_format or preserve_format", tostring(k.memory_format))
+        "to: memory_format is %s, expected channels_last, channels_last_3d, contiguous_format or preserve_format",
+        tostring(k.memory_format))
     end
   end
   return { dtype = dtype_of("to", dtype), only_floating = true, device = device_of(device), format = format, atomic = k.atomic }
 end
 
----Options in the place of the next argument; the arguments before them must not come again.
-local function merge(words, opts, taken, n, last)
-  if n > last then fail("TypeError", "to: %d arguments, the options must come last", n) end
+---The last argument may be a table of further options.
+local function merge(words, opts, n, last)
+  if n > last then fail("TypeError", "to: got %d arguments, the options must come last", n) end
   options(opts, "to", KEYWORDS)
-  if opts[1] ~= nil then fail("TypeError", "to: expected a device, a dtype or a tensor, got a list") end
-  for _, name in ipairs(taken) do
-    if opts[name] ~= nil then fail("TypeError", "to: %s does not go with the arguments before it", name) end
+  for name, v in pairs(opts) do
+    if words[name] ~= nil then fail("TypeError", "to: %s was given twice", name) end
+    words[name] = v
   end
-  for name, v in pairs(opts) do words[name] = v end
   return words
 end
 
-local function too_many(n, last)
-  if n > last then fail("TypeError", "to: %d arguments, expected at most %d", n, last) end
+---What comes last: nothing, options, or the copy that other libraries have here.
+local function finish(words, n, v, last)
+  if is_options(v) then return merge(words, v, n, last) end
+  refuse_copy(v)
+  if n > last then fail("TypeError", "to: got %d arguments, expected at most %d", n, last) end
+  return words
 end
 
 ---to(tensor[, non_blocking]), to(dtype[, non_blocking])
-local function after_one(words, taken, n, b, c)
-  if is_options(b) then return merge(words, b, taken, n, 2) end
-  boolean(words.dtype and "non_blocking, the second argument after a dtype," or "non_blocking, the second argument after a tensor,", b)
-  words.non_blocking = b
-  if is_options(c) then return merge(words, c, taken, n, 3) end
-  refuse_copy(c)
-  too_many(n, 3)
+local function after_one(words, n, b, c)
+  if is_options(b) then words = merge(words, b, n, 2)
+  else
+    boolean("non_blocking, the second argument,", b)
+    words.non_blocking = b
+    words = finish(words, n, c, 3)
+  end
+  if words.dtype and words.device ~= nil then fail("TypeError", "to: a device comes before the dtype, as in to(\"cpu\", \"float16\")") end
   return words
 end
 
-local BOTH, ONE, TWO = { "tensor", "dtype", "device" }, { "tensor", "device" }, { "tensor", "dtype" }
-
 ---to(device[, dtype[, non_blocking]])
 local function after_device(words, n, b, c, d)
-  if is_options(b) then return merge(words, b, ONE, n, 2) end
+  if is_options(b) then return merge(words, b, n, 2) end
   if b ~= nil and type(b) ~= "string" then
     fail("TypeError", "to: after a device comes a dtype or nil, got %s; as in to(\"cuda\", nil, true)", type_name(b))
   end
   words.dtype = b
-  if is_options(c) then return merge(words, c, b == nil and ONE or BOTH, n, 3) end
-  boolean("non_blocking", c)
+  if is_options(c) then return merge(words, c, n, 3) end
+  boolean("non_blocking, the third argument,", c)
   words.non_blocking = c
-  if is_options(d) then return merge(words, d, b == nil and ONE or BOTH, n, 4) end
-  refuse_copy(d)
-  too_many(n, 4)
-  return words
+  return finish(words, n, d, 4)
 end
 
 local function words_of(n, a, b, c, d)
-  if is_options(a) then return merge({}, a, {}, n, 1) end
-  if is_tensor(a) then return after_one({ tensor = a }, TWO, n, b, c) end
+  if is_options(a) then return merge({}, a, n, 1) end
+  if is_tensor(a) then return after_one({ tensor = a }, n, b, c) end
   if a == nil or type(a) == "number" then return after_device({ device = a }, n, b, c, d) end
   if type(a) ~= "string" then fail("TypeError", "to: expected a device, a dtype, a tensor or options, got %s", type_name(a)) end
-  if C.tm_dtype_find(a) >= 0 then return after_one({ dtype = a }, ONE, n, b, c) end
+  if C.tm_dtype_find(a) >= 0 then return after_one({ dtype = a }, n, b, c) end
   return after_device({ device = a }, n, b, c, d)
 end
 
@@ -167,7 +135,8 @@ end
 ---A device is a name or the index of a GPU; options may also come after the other arguments. All is converted or
 ---nothing, for which old and new contents exist side by side; atomic = false converts one tensor after the other.
 ---@return nn.Module self
----@return table<Tensor, Tensor>? replaced with the overwrite flag: old parameter -> new one, for Optimizer:rebind
+---@return table<Tensor, Tensor>? replaced with the overwrite flag: old parameter -> new one, the first if its tie broke;
+---for Optimizer:rebind
 function methods:to(...)
   local n, a, b, c, d = select("#", ...), ...
   return converted(self, spec_of(words_of(n, a, b, c, d)))
@@ -209,14 +178,14 @@ local TO_EMPTY = { device = true, recurse = true }
 ---buffers; values are lost. For modules that were built on meta.
 ---@param opts {device: string, recurse?: boolean} recurse = false: the module's own tensors only
 ---@return nn.Module self
----@return table<Tensor, Tensor> replaced old parameter -> new one, where another replaced it
+---@return table<Tensor, Tensor>? replaced as that of to
 function methods:to_empty(opts)
   opts = options(opts, "to_empty", TO_EMPTY)
   if opts.device == nil then fail("TypeError", "to_empty: the option device is missing, as in to_empty{device = \"cpu\"}") end
   if opts.recurse ~= nil and type(opts.recurse) ~= "boolean" then
     fail("TypeError", "to_empty: recurse must be a boolean, got %s", type_name(opts.recurse))
   end
-  return convert(self, { device = device_of(opts.device), fresh = true, recurse = opts.recurse })
+  return converted(self, { device = device_of(opts.device), fresh = true, recurse = opts.recurse })
 end
 
 return methods

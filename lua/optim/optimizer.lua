@@ -5,6 +5,7 @@ local B = require "tmod.ffi"
 local Tensor = require "tmod.tensor"
 local autograd = require "tmod.autograd"
 local ops = require "tmod.ops"
+local options = require "tmod.functional".options
 local parameter = require "tmod.nn.parameter"
 local C, H, F, ptr = B.C, B.handles, B.frame, B.ptr
 
@@ -136,11 +137,14 @@ end
 
 -- the step ------------------------------------------------------------------------------------------------------------
 
+local function state_dtype(p)
+  local dtype = p.dtype
+  return (dtype == "float16" or dtype == "bfloat16") and "float32" or dtype
+end
+
 ---A tensor for a parameter's state: its shape and device, float32 if it is half precision; lives as long as the state.
 function Optimizer.state_like(p, make)
-  local dtype = p.dtype
-  if dtype == "float16" or dtype == "bfloat16" then dtype = "float32" end
-  return parameter.keep((make or Tensor.zeros)(p:size(), { dtype = dtype, device = p.device }))
+  return parameter.keep((make or Tensor.zeros)(p:size(), { dtype = state_dtype(p), device = p.device }))
 end
 
 ---A class says: op, the number of its operator; slots(group), the names of the states that the operator's list holds;
@@ -219,8 +223,8 @@ local function next_key(last)
   return key, n
 end
 
----The calls for one group: one, unless parameters are at different steps.
-local function step_group(self, group)
+---The calls for one group: one, unless parameters are at different steps. A class without an operator overrides it.
+function Optimizer:step_group(group)
   gather(self, group)
   local rc = 0
   local key, n = next_key(-1)
@@ -242,7 +246,7 @@ function Optimizer:step(closure)
   local loss
   if closure then loss = autograd.enable_grad(closure) end
   local groups = self.param_groups
-  for i = 1, #groups do step_group(self, groups[i]) end
+  for i = 1, #groups do self:step_group(groups[i]) end
   return loss
 end
 
@@ -252,6 +256,63 @@ function Optimizer:zero_grad(opts)
   local none = parameter.set_to_none(opts)
   local groups = self.param_groups
   for i = 1, #groups do parameter.zero_grad(groups[i].params, none) end
+end
+
+-- conversions of the model ----------------------------------------------------------------------------------------------
+-- Parameters that stay the same objects (docs/conversion.md) go on being trained. Their states stay where they were.
+
+local TO_PARAMS = { dtype = true }
+
+---Moves every state to the device of its parameter. It keeps its dtype, but for {dtype = true}, which makes it what a
+---new state of the parameter would have. A state on meta holds nothing and is dropped; the next step makes it anew.
+---@param opts? {dtype?: boolean}
+function Optimizer:to_params(opts)
+  opts = options(opts, "to_params", TO_PARAMS)
+  local moves, lost = {}, {}
+  for p, state in pairs(self.state) do
+    for name, v in pairs(state) do
+      if B.is_tensor(v) and v.device == "meta" and p.device ~= "meta" then lost[p] = true
+      elseif B.is_tensor(v) then
+        local new = autograd.no_grad(v.to, v, { dtype = opts.dtype and state_dtype(p) or nil, device = p.device })
+        moves[#moves + 1] = { state = state, name = name, old = v, new = new }
+      end
+    end
+  end
+  for _, move in ipairs(moves) do
+    local old, new = move.old, move.new
+    if (old.device == "meta") == (new.device == "meta") then old.data = new -- the same object, as far as can be
+    else move.state[move.name] = parameter.keep(new) end
+  end
+  for p in pairs(lost) do self.state[p] = nil end
+  return self
+end
+
+---Trains other parameters in the place of some, which a conversion with the overwrite flag or a load with assign has
+---replaced; the states go over to them.
+---@param replacement table<Tensor, Tensor> old parameter -> new one, the second result of model:to(...)
+function Optimizer:rebind(replacement)
+  local what = self.__name .. ": rebind"
+  if type(replacement) ~= "table" or getmetatable(replacement) ~= nil then
+    B.fail("TypeError", "%s: expected a table from old parameters to new ones, got %s", what, B.type_name(replacement))
+  end
+  local seen = {}
+  for _, group in ipairs(self.param_groups) do
+    for _, p in ipairs(group.params) do
+      local new = replacement[p]
+      if new == nil then new = p end
+      if not B.is_tensor(new) then B.fail("TypeError", "%s: expected a tensor for a parameter, got %s", what, B.type_name(new)) end
+      if not new.is_leaf then B.fail("ValueError", "%s: a new parameter is no leaf (%s made it)", what, new.grad_fn) end
+      if seen[new] then B.fail("ValueError", "%s: a parameter would appear twice", what) end
+      seen[new] = true
+    end
+  end
+  local moved = {}
+  for p, state in pairs(self.state) do moved[replacement[p] or p] = state end
+  self.state = moved
+  for _, group in ipairs(self.param_groups) do
+    for i, p in ipairs(group.params) do group.params[i] = replacement[p] or p end
+  end
+  return self
 end
 
 -- state dictionaries --------------------------------------------------------------------------------------------------
@@ -323,8 +384,8 @@ function Optimizer:load_state_dict(sd)
     end
   end
   for i, group in ipairs(sd.param_groups) do
-    local options, own = copy_options(group), self.param_groups[i]
-    for k, v in pairs(options) do own[k] = v end
+    local own = self.param_groups[i]
+    for k, v in pairs(copy_options(group)) do own[k] = v end
   end
   self.state = loaded
 end

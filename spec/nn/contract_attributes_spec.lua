@@ -4,7 +4,6 @@ local tm = require "tmod"
 local OrderedDict = require "tmod.ordered"
 
 local nn = tm.nn
-local util = require "jit.util"
 local Net = nn.Module:extend "my.Net"
 
 local function L() return nn.Linear(2, 2) end
@@ -387,47 +386,64 @@ describe("nn.Module: deleting", function()
 end)
 
 describe("nn.Module: cost of attributes", function()
-  ---Does the loop of f compile, so that it runs without the interpreter? LuaJIT draws lots after an aborted trace, so
-  ---a loop gets a few chances.
-  local function compiles(f)
-    local root, linked
-    local function watch(what, trace, fn, _, parent)
-      if what == "start" then root = fn == f and parent == nil and trace or nil
-      elseif what == "stop" and trace == root then linked = util.traceinfo(trace).linktype end
+  -- A process of its own: after aborts elsewhere LuaJIT gives up on a function for good. It also draws lots, so a loop
+  -- gets a few chances.
+  local preamble = [[
+    local util = require "jit.util"
+    local nn = require "tmod".nn
+    local function compiles(f)
+      local root, linked
+      local function watch(what, trace, fn, _, parent)
+        if what == "start" then root = fn == f and parent == nil and trace or nil
+        elseif what == "stop" and trace == root then linked = util.traceinfo(trace).linktype end
+      end
+      for _ = 1, 10 do
+        jit.flush()
+        jit.attach(watch, "trace")
+        f(1000)
+        jit.attach(watch)
+        if linked == "loop" then break end
+      end
+      return linked
     end
-    for _ = 1, 10 do
-      jit.flush()
-      jit.attach(watch, "trace")
-      f(1000)
-      jit.attach(watch)
-      if linked == "loop" then break end
-    end
-    return linked
-  end
-
-  it("reads parameters, children and attributes in compiled code, and calls a nest of modules (M34)", function()
-    if not jit.status() then return pending "the JIT compiler is off" end
-    local inner = Net:extend "Inner"
-    function inner:init() self.scale = 2 end
-    function inner:forward(x) return x * self.scale end
-    local A, B, C = nn.Module:extend "A", nn.Module:extend "B", nn.Module:extend "C"
-    for class, child in pairs { [A] = B, [B] = C, [C] = inner } do
-      function class:init() self.child = child() self.w = P() end
-      function class:forward(x) return self.child(x) + (self.w and 1 or 0) end
-    end
-    local m = A()
+    local Inner = nn.Module:extend "Inner"
+    function Inner:init() self.scale = 2 end
+    function Inner:forward(x) return x * self.scale end
+    local m
     local function work(n)
       local y = 0
       for _ = 1, n do y = y + m(1) end
       return y
     end
-    assert.equal(5, work(1))
-    assert.equal("loop", compiles(work))
-    local seq, twenty = nn.Sequential(), {}
-    for i = 1, 20 do twenty[i] = inner() end
-    seq:extend(twenty)
-    m = function(x) return (seq(x)) end
-    assert.equal(2 ^ 20, work(1))
-    assert.equal("loop", compiles(work))
+  ]]
+  ---What the script prints about `m`: its value at 1, and how a loop of calls compiles.
+  local function report(make)
+    local script = H.file(preamble .. make .. "\nprint(work(1), compiles(work))")
+    local _, out, err = H.shell(H.tmodrun .. " " .. script)
+    assert.equal("", err)
+    return out
+  end
+
+  it("reads parameters, children and attributes in compiled code, and calls a nest of modules (M34)", function()
+    if not jit.status() then return pending "the JIT compiler is off" end
+    assert.equal("5\tloop\n", report [[
+      local A, B, C = nn.Module:extend "A", nn.Module:extend "B", nn.Module:extend "C"
+      for class, child in pairs { [A] = B, [B] = C, [C] = Inner } do
+        function class:init()
+          self.child = child()
+          self.w = nn.Parameter()
+        end
+        function class:forward(x) return self.child(x) + (self.w and 1 or 0) end
+      end
+      m = A()]])
+  end)
+
+  it("calls a Sequential of twenty in compiled code", function()
+    if not jit.status() then return pending "the JIT compiler is off" end
+    assert.equal("1048576\tloop\n", report [[
+      local seq, twenty = nn.Sequential(), {}
+      for i = 1, 20 do twenty[i] = Inner() end
+      seq:extend(twenty)
+      m = function(x) return (seq(x)) end]])
   end)
 end)
