@@ -406,6 +406,15 @@ describe("module:_apply walks", function()
     assert.is_nil(m:state_dict()["own"]) -- still not saved
   end)
 
+  K.each_mode("C50 C25: what a conversion makes outlives the scope that it ran in", function()
+    local m = holder { w = with_grad(param(2)), b = tm.ones(2) }
+    tm.scope(function() m:double() end)
+    tm.scope(function() m:_apply(function(t) return t + 1 end) end)
+    assert.same({ 2, 2 }, m.w:tolist())
+    assert.same({ 2, 2 }, m.w.grad:tolist())
+    assert.same({ 2, 2 }, m.b:tolist())
+  end)
+
   K.each_mode("C51 T86: only what is registered moves", function()
     local m = nn.Linear(2, 2)
     m.plain = tm.ones(2)
@@ -515,6 +524,21 @@ describe("a class's own _apply", function()
     m.v = param(3)
     nn.Sequential(m):double()
     assert.same({ "float64", "float64" }, { m.w.dtype, m.v.dtype })
+  end)
+
+  it("C52: so a class that gives up stays as it was, while the rest converts", function()
+    local m = overriding(function(self, base, fn)
+      assert.is_false((pcall(base, self, function(t)
+        if t == self.v then error "not this one" end
+        return fn(t)
+      end)))
+    end)
+    m.v = param(3)
+    local root = nn.Sequential(m, nn.Linear(2, 2))
+    local before = K.describe(m.w)
+    root:double()
+    K.same(before, K.describe(m.w))
+    assert.equal("float64", root[2].weight.dtype)
   end)
 
   it("C52: called by itself it is the root, and what comes after its base call sees the result", function()
