@@ -178,36 +178,27 @@ function mt.__len(t) return t:len() end
 
 -- shape and data --------------------------------------------------------------------------------------------------------
 
----Sizes of all dims as a list, or of one dim.
----@param dim? integer
-function Tensor:size(dim)
-  local p = ptr(self)
-  local n = C.tm_tensor_ndim(p)
-  if dim ~= nil then
-    if type(dim) ~= "number" or dim % 1 ~= 0 or dim == 0 or dim > n or dim < -n then
-      B.fail("IndexError", "size: dim %s, expected 1 to %d or -%d to -1 (dims count from 1)", tostring(dim), n, n)
+---A method that gives a number for each dim: all as a list, or that of one dim.
+local function by_dim(what, read)
+  return function(self, dim)
+    local p = ptr(self)
+    local n = C.tm_tensor_ndim(p)
+    if dim ~= nil then
+      if type(dim) ~= "number" or dim % 1 ~= 0 or dim == 0 or dim > n or dim < -n then
+        B.fail("IndexError", "%s: dim %s, expected 1 to %d or -%d to -1 (dims count from 1)", what, tostring(dim), n, n)
+      end
+      return tonumber(read(p, dim > 0 and dim - 1 or dim))
     end
-    return tonumber(C.tm_tensor_size(p, dim > 0 and dim - 1 or dim))
+    local list = {}
+    for i = 1, n do list[i] = tonumber(read(p, i - 1)) end
+    return list
   end
-  local sizes = {}
-  for i = 1, n do sizes[i] = tonumber(C.tm_tensor_size(p, i - 1)) end
-  return sizes
 end
 
+---Sizes of all dims as a list, or of one dim.
+Tensor.size = by_dim("size", function(p, i) return C.tm_tensor_size(p, i) end)
 ---Strides in elements.
-function Tensor:stride(dim)
-  local p = ptr(self)
-  local n = C.tm_tensor_ndim(p)
-  if dim ~= nil then
-    if type(dim) ~= "number" or dim % 1 ~= 0 or dim == 0 or dim > n or dim < -n then
-      B.fail("IndexError", "stride: dim %s, expected 1 to %d or -%d to -1 (dims count from 1)", tostring(dim), n, n)
-    end
-    return tonumber(C.tm_tensor_stride(p, dim > 0 and dim - 1 or dim))
-  end
-  local strides = {}
-  for i = 1, n do strides[i] = tonumber(C.tm_tensor_stride(p, i - 1)) end
-  return strides
-end
+Tensor.stride = by_dim("stride", function(p, i) return C.tm_tensor_stride(p, i) end)
 
 function Tensor:dim() return C.tm_tensor_ndim(ptr(self)) end
 function Tensor:numel() return tonumber(C.tm_tensor_numel(ptr(self))) end
