@@ -533,6 +533,7 @@ local function apply(class, ...)
 end
 
 function Function:extend(name)
+  if type(name) ~= "string" then B.fail("TypeError", "Function:extend: expected a name, got %s", B.type_name(name)) end
   local class = setmetatable({ __name = name }, { __index = self, __call = apply, __name = "Function" })
   class.__index = class
   class.apply = function(...) return apply(class, ...) end

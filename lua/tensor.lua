@@ -73,7 +73,7 @@ local function basic(t, list)
     elseif is_tensor(k) then
       tensors = tensors or {}
       tensors[dim] = k
-      dim = dim + (k.dtype == "bool" and k.ndim or 1)
+      dim = dim + (k.dtype == "bool" and math.max(k.ndim, 1) or 1)
     elseif type(k) == "table" and getmetatable(k) == nil then
       local n = table.maxn(k)
       if n > 3 then B.fail("TypeError", "index: a range has a first and a last position and a step, got %d numbers", n) end

@@ -145,7 +145,27 @@ static tm_node *node_new(int kind, int nin, int nout, int nsaved, int na, bool l
   return n;
 }
 
+/* To be called once the edges are there: bringing the history of an input up to date may have made a node. */
+static void put_last(tm_node *n) { n->seq = tm_tally(&sequence, 1); }
+
 static void node_retain(tm_node *n) { tm_count_up(&n->refs); }
+
+/* A leaf names its accumulator without holding it: another thread may just be giving up the last reference. The mutex
+** keeps the memory until the leaf has forgotten the name; a count of 0 tells that the node is beyond use. */
+static pthread_mutex_t acc_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static bool node_revive(tm_node *n) {
+  int refs = __atomic_load_n(&n->refs, __ATOMIC_RELAXED);
+  while (refs > 0)
+    if (__atomic_compare_exchange_n(&n->refs, &refs, refs + 1, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) return true;
+  return false;
+}
+
+static void forget_accumulator(tm_node *n) {
+  if (TM_UNLIKELY(tm_shared)) pthread_mutex_lock(&acc_mutex);
+  if (n->leaf->c.acc == n) n->leaf->c.acc = NULL;
+  if (TM_UNLIKELY(tm_shared)) pthread_mutex_unlock(&acc_mutex);
+}
 
 static void free_saved(tm_node *n) {
   for (int i = 0; i < n->nsaved; i++) {
@@ -176,7 +196,7 @@ static void node_free(tm_node *n) {
   drop_hooks(n->hooks);
   node_release(n->inner);
   if (n->leaf) {
-    if (n->leaf->c.acc == n) n->leaf->c.acc = NULL;
+    forget_accumulator(n);
     tm_tensor_release(n->leaf);
   }
   if (n->kind == NODE_CUSTOM) bury(n->id);
@@ -307,8 +327,8 @@ static int refresh(tm_tensor *t) {
 }
 
 int tm_tensor_requires_grad(const tm_tensor *t) {
-  tm_tensor *m = (tm_tensor *)t; /* refreshing the history does not change what the tensor is */
-  if (m->c.vb) refresh(m);
+  tm_tensor *m = (tm_tensor *)t;                /* refreshing the history does not change what the tensor is */
+  if (m->c.vb && refresh(m) != TM_OK) return 1; /* only a history takes memory; edge_of fails, or tries again */
   return m->c.fn || m->c.flags & TM_FLAG_REQUIRES_GRAD;
 }
 int tm_tensor_is_leaf(const tm_tensor *t) {
@@ -317,15 +337,11 @@ int tm_tensor_is_leaf(const tm_tensor *t) {
 }
 int tm_tensor_is_inference(const tm_tensor *t) { return (t->c.flags & TM_FLAG_INFERENCE) != 0; }
 
-static pthread_mutex_t acc_mutex = PTHREAD_MUTEX_INITIALIZER;
-
 /* The node that adds gradients to a leaf; new reference. */
 static tm_node *accumulator(tm_tensor *leaf) {
   if (TM_UNLIKELY(tm_shared)) pthread_mutex_lock(&acc_mutex);
   tm_node *n = leaf->c.acc;
-  if (n) {
-    node_retain(n);
-  } else if ((n = node_new(NODE_ACC, 0, 1, 0, 0, false))) {
+  if ((!n || !node_revive(n)) && (n = node_new(NODE_ACC, 0, 1, 0, 0, false))) {
     n->leaf = leaf;
     tm_tensor_retain(leaf);
     n->impl_id = leaf->c.impl_id;
@@ -341,6 +357,7 @@ static tm_node *accumulator(tm_tensor *leaf) {
 static int edge_of(tm_tensor *t, tm_edge *e) {
   *e = (tm_edge){NULL, 0};
   if (!t || !tm_tensor_requires_grad(t)) return TM_OK;
+  if (refresh(t) != TM_OK) return TM_EMEM;
   if (t->c.fn) {
     node_retain(t->c.fn);
     *e = (tm_edge){t->c.fn, t->c.out_nr};
@@ -442,6 +459,7 @@ static tm_node *node_of_call(const tm_call *c) {
     if (edge_of(c->in[i], &n->edge[i]) != TM_OK) goto fail;
     if (n->edge[i].node) need |= need_of(op, i);
   }
+  put_last(n);
   if (copy_lists(n, c) != TM_OK) goto fail;
   for (int i = 0; i < c->nin; i++) {
     if (!c->in[i] || !needed(need, op, i)) continue;
@@ -628,6 +646,7 @@ tm_tensor *tm_tensor_detach(const tm_tensor *t) { return tm_tensor_alias(t); }
 int tm_tensor_detach_(tm_tensor *t) {
   if (t->c.flags & TM_FLAG_VIEW && t->c.vb)
     return tm_fail(TM_ERUNTIME, "detach_: %s is a view, whose history belongs to its base; use detach", tm_say(t));
+  if (refresh(t) != TM_OK) return TM_EMEM;
   if (t->c.vb && t->c.fn) { /* its views keep the old history */
     tm_viewbase_release(t->c.vb);
     t->c.vb = NULL;
@@ -680,18 +699,18 @@ static void poison(tm_tensor *t) {
   if (t->c.vb && t->c.vb->leaf == t) t->c.vb->leaf = NULL;
 }
 
-static void rehome_hooks(tm_tensor *from, tm_tensor *to) {
-  if (from->c.flags & TM_FLAG_RETAINS_GRAD && from->c.fn)
-    for (hook *h = from->c.fn->hooks; h; h = h->next)
-      if (h->keep == from) h->keep = to;
+/* One walk over a node that made both. */
+static void exchange_kept(tm_node *n, tm_tensor *a, tm_tensor *b) {
+  for (hook *h = n ? n->hooks : NULL; h; h = h->next)
+    if (h->keep == a || h->keep == b) h->keep = h->keep == a ? b : a;
 }
 
 void tm_swap_contents(tm_tensor *a, tm_tensor *b) {
   if (a == b) return;
   poison(a);
   poison(b);
-  rehome_hooks(a, b);
-  rehome_hooks(b, a);
+  exchange_kept(a->c.fn, a, b);
+  if (b->c.fn != a->c.fn) exchange_kept(b->c.fn, a, b);
   tm_content t = a->c;
   a->c = b->c;
   b->c = t;
@@ -713,6 +732,7 @@ int tm_tensor_set_data(tm_tensor *t, const tm_tensor *source) {
     c->storage = tm_storage_retain(s->storage);
     if (c->storage->refs <= 2) c->storage->version = TM_MAX(version, c->storage->version);
     tm_storage_release(old);
+    c->flags &= (uint8_t)~TM_FLAG_CUSTOM_VIEW;
   }
   c->numel = s->numel, c->offset = s->offset, c->dtype = s->dtype, c->device = s->device, c->ndim = s->ndim;
   memcpy(c->size, s->size, sizeof c->size);
@@ -768,6 +788,7 @@ int tm_hook_remove(tm_tensor *t, int64_t id) {
 
 int64_t tm_custom_record(const char *name, int nin, tm_tensor *const *in, int nout, tm_tensor *const *out, int nsave,
                          tm_tensor *const *save) {
+  if (!name) return tm_fail(TM_EVALUE, "custom function: no name"), 0;
   tm_node *n = node_new(NODE_CUSTOM, nin, nout, nsave, 0, false);
   if (!n) return 0;
   if (!(n->name = tm_host_alloc(strlen(name) + 1))) goto fail;
@@ -777,6 +798,7 @@ int64_t tm_custom_record(const char *name, int nin, tm_tensor *const *in, int no
     else n->xm[i].ndim = -1;
     if (edge_of(in[i], &n->edge[i]) != TM_OK) goto fail;
   }
+  put_last(n);
   for (int i = 0; i < nsave; i++) {
     if (!save[i]) continue;
     tm_tensor *s = tm_tensor_alias(save[i]);
@@ -1135,6 +1157,7 @@ static void free_custom(tm_engine *e) {
   for (int i = 0; e->cresult && i < e->ncresult; i++) tm_tensor_release(e->cresult[i]);
   tm_host_free(e->cresult);
   e->cresult = NULL;
+  e->ncsaved = e->ncresult = 0;
 }
 
 void tm_engine_free(tm_engine *e) {
@@ -1514,14 +1537,14 @@ int tm_engine_answer(tm_engine *e, int n, tm_tensor *const *result) {
     tm_tensor *g = n > 0 ? result[0] : NULL, **slot = &grads(x)[e->hook_out];
     e->hook = hook_after(e);
     if (!g || g == *slot) return TM_OK;
-    const tm_inmeta *m = &x->node->ym[e->hook_out];
-    if (g->c.ndim != m->ndim || memcmp(g->c.size, m->size, (size_t)m->ndim * sizeof(int64_t)))
+    const tm_content *was = &(*slot)->c; /* not what the node was made for: set_data may have reshaped the leaf since */
+    if (g->c.ndim != was->ndim || memcmp(g->c.size, was->size, (size_t)was->ndim * sizeof(int64_t)))
       return tm_fail(TM_ERUNTIME, "hook: returned %s, expected shape %s as the gradient has", tm_say(g),
-                     tm_shape_text(text, sizeof text, m->ndim, m->size));
-    if (g->c.dtype != m->dtype)
-      return tm_fail(TM_ERUNTIME, "hook: returned %s, expected dtype %s as the gradient has", tm_say(g), tm_dtype_name(m->dtype));
-    if (g->c.device != m->device)
-      return tm_fail(TM_ERUNTIME, "hook: returned %s, expected device %s as the gradient has", tm_say(g), tm_device_name(m->device));
+                     tm_shape_text(text, sizeof text, was->ndim, was->size));
+    if (g->c.dtype != was->dtype)
+      return tm_fail(TM_ERUNTIME, "hook: returned %s, expected dtype %s as the gradient has", tm_say(g), tm_dtype_name(was->dtype));
+    if (g->c.device != was->device)
+      return tm_fail(TM_ERUNTIME, "hook: returned %s, expected device %s as the gradient has", tm_say(g), tm_device_name(was->device));
     tm_tensor_retain(g);
     tm_tensor_release(*slot);
     *slot = g;

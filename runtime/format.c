@@ -200,7 +200,7 @@ tm_tensor *tm_tensor_to_cpu(const tm_tensor *t) {
 }
 
 char *tm_tensor_format(const tm_tensor *t, int precision, int64_t threshold, int edgeitems, int linewidth) {
-  printer p = {.precision = TM_MIN(TM_MAX(precision, 0), MAXPRECISION), .edge = TM_MAX(edgeitems, 1), .linewidth = linewidth};
+  printer p = {.precision = TM_MIN(TM_MAX(precision, 0), MAXPRECISION), .edge = TM_MAX(edgeitems, 1), .linewidth = TM_MAX(linewidth, 0)};
   p.out.capacity = 256;
   p.out.p = tm_host_alloc(p.out.capacity);
   if (!p.out.p) return NULL;

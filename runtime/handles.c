@@ -84,9 +84,10 @@ static void empty_slot(tm_handles *h, int32_t i) {
   if (t->home == h && t->slot == i) t->slot = 0, t->home = NULL;
   s->tensor = NULL;
   h->used[i] = 0;
-  s->generation = (s->generation + 1) % GENERATIONS;
-  s->next = h->free;
-  h->free = i;
+  if (++s->generation < GENERATIONS) { /* else the slot is worn out: its oldest number must not come again */
+    s->next = h->free;
+    h->free = i;
+  }
   h->count--;
   tm_tensor_release(t);
 }

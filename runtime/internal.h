@@ -98,7 +98,6 @@ typedef struct tm_viewbase {
   int64_t epoch;             /* in-place changes recorded in the graph */
   tm_node *fn;               /* retained; history of the base */
   int32_t out_nr;
-  uint8_t requires_grad;     /* the base is a leaf that requires grad, or has fn */
   tm_tensor *leaf;           /* weak: the base, while it is a leaf and alive */
   int32_t ndim;
   int64_t size[TM_MAXDIM], stride[TM_MAXDIM], offset;

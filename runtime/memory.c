@@ -244,8 +244,9 @@ static void storage_free(tm_storage *s, size_t inside) {
 
 tm_storage *tm_storage_new(int device, size_t bytes) {
   if (TM_KIND(device) != TM_CPU || bytes == 0) {
-    if (TM_IS_FAKE(device)) tm_fake_count(device, (int64_t)bytes);
-    return storage_new(device, bytes, 0);
+    tm_storage *s = storage_new(device, bytes, 0);
+    if (s && TM_IS_FAKE(device)) tm_fake_count(device, (int64_t)bytes);
+    return s;
   }
   if (bytes <= SMALL && cpu.info.limit == 0) {
     tm_storage *s = storage_new(device, bytes, SMALL);

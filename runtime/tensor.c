@@ -139,6 +139,7 @@ tm_tensor *tm_tensor_empty(int ndim, const int64_t *size, const int64_t *stride,
 tm_tensor *tm_tensor_new(int ndim, const int64_t *size, int dtype, int device) {
   if (ndim < 0 || ndim > TM_MAXDIM) return tm_fail_null(TM_EVALUE, "tensor: %d dims, expected 0 to %d", ndim, TM_MAXDIM);
   if (!tm_dtype_name(dtype)) return tm_fail_null(TM_EVALUE, "tensor: no dtype %d", dtype);
+  if (device < 0 || TM_KIND(device) >= TM_NDEVKIND) return tm_fail_null(TM_EVALUE, "tensor: no device %d", device);
   return tm_tensor_empty(ndim, size, NULL, dtype, device);
 }
 
@@ -174,24 +175,26 @@ tm_tensor *tm_tensor_from_blob(void *data, int ndim, const int64_t *size, const 
                                void *context) {
   if (ndim < 0 || ndim > TM_MAXDIM) return tm_fail_null(TM_EVALUE, "from_blob: %d dims, expected 0 to %d", ndim, TM_MAXDIM);
   if (!tm_dtype_name(dtype)) return tm_fail_null(TM_EVALUE, "from_blob: no dtype %d", dtype);
-  int64_t numel = tm_numel_of(ndim, size), last = 0;
+  int64_t numel = tm_numel_of(ndim, size), end = 1, reach, bytes; /* end: one past the furthest element */
   char text[128];
   if (numel < 0) return tm_fail_null(TM_EVALUE, "from_blob: shape %s", tm_shape_text(text, sizeof text, ndim, size));
   if (!data && numel > 0) return tm_fail_null(TM_EVALUE, "from_blob: no data for shape %s", tm_shape_text(text, sizeof text, ndim, size));
   if ((uintptr_t)data % (uintptr_t)types[dtype].size)
     return tm_fail_null(TM_EVALUE, "from_blob: address %p is not aligned for %s", data, types[dtype].name);
+  bool far = false;
   for (int i = 0; stride && i < ndim; i++) {
     if (stride[i] < 0) return tm_fail_null(TM_EVALUE, "from_blob: stride %lld of dim %d is negative", (long long)stride[i], i + 1);
-    last += (TM_MAX(size[i], 1) - 1) * stride[i];
+    if (numel) far |= __builtin_mul_overflow(size[i] - 1, stride[i], &reach) || __builtin_add_overflow(end, reach, &end);
   }
+  far = far || __builtin_mul_overflow(stride && numel ? end : numel, (int64_t)types[dtype].size, &bytes);
+  if (far) return tm_fail_null(TM_EVALUE, "from_blob: shape %s reaches too far", tm_shape_text(text, sizeof text, ndim, size));
   tm_tensor *t = tm_tensor_alloc();
   if (!t) return NULL;
   t->c.ndim = (int8_t)ndim, t->c.dtype = (int8_t)dtype, t->c.numel = numel;
   for (int i = 0; i < ndim; i++) t->c.size[i] = size[i];
   if (stride) memcpy(t->c.stride, stride, (size_t)ndim * sizeof *stride);
   else tm_contiguous_strides(ndim, size, t->c.stride);
-  size_t bytes = (size_t)(stride ? (numel ? last + 1 : 0) : numel) * (size_t)types[dtype].size;
-  t->c.storage = tm_storage_foreign(TM_DEV_CPU, data, bytes, release, context);
+  t->c.storage = tm_storage_foreign(TM_DEV_CPU, data, (size_t)bytes, release, context);
   if (t->c.storage) return t;
   tm_tensor_release(t);
   return NULL;

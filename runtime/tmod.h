@@ -123,7 +123,9 @@ int tm_tensor_set_data(tm_tensor *t, const tm_tensor *source);
 
 /* -- Handles: how Lua names tensors -----------------------------------------------------------------
 ** A handle is a number: slot + generation * 2^32. Each Lua state has a table of its own. A slot holds one
-** reference. A released slot is used again under the next generation, so an old number is an error. */
+** reference. A released slot is used again under the next generation, so an old number is an error. The second
+** table of a process must be made while no other thread is inside the library: what it guards from then on is
+** bare before. */
 
 typedef struct tm_slot {
   tm_tensor *tensor;  /* NULL: free */

@@ -270,6 +270,7 @@ static int slice_range(int64_t n, const double *a, int64_t *first, int64_t *coun
   *first = i < 0 ? i + n : i;
   int64_t last = j < 0 ? j + n : j;
   if (*step < 1 || *first < 0 || last >= n || *first > last + 1) return 0;
+  *step = TM_MIN(*step, TM_MAX(n, 1)); /* a longer one takes the same element, and its stride might be no number */
   *count = last < *first ? 0 : (last - *first) / *step + 1;
   return 1;
 }
@@ -296,13 +297,13 @@ int tm_slice_vjp(tm_vjp *v) {
 
 /* -- any geometry -- */
 
-/* Furthest element of a window, counted from its first; -1 for an empty one. */
+/* Furthest element of a window, counted from its first; -1 for an empty one. INT64_MAX: farther than that counts. */
 static int64_t extent(int ndim, const int64_t *size, const int64_t *stride) {
-  int64_t last = 0;
-  for (int i = 0; i < ndim; i++) {
+  int64_t last = 0, reach;
+  for (int i = 0; i < ndim; i++)
     if (size[i] == 0) return -1;
-    last += (size[i] - 1) * stride[i];
-  }
+  for (int i = 0; i < ndim; i++)
+    if (__builtin_mul_overflow(size[i] - 1, stride[i], &reach) || __builtin_add_overflow(last, reach, &last)) return INT64_MAX;
   return last;
 }
 
@@ -331,8 +332,8 @@ static int check_window(const tm_call *c, int shape, int strides, int64_t offset
       return tm_fail(TM_EVALUE, "%s: size %lld, stride %lld at dim %d, expected none negative", name, (long long)c->list[shape][i],
                      (long long)c->list[strides][i], i + 1);
   int64_t last = extent((int)c->a[shape], c->list[shape], c->list[strides]);
-  if (offset < 0 || (last >= 0 && offset + last >= available))
-    return tm_fail(TM_EINDEX, "%s: elements up to %lld from offset %lld, but the storage holds %lld", name, (long long)(offset + last),
+  if (offset < 0 || (last >= 0 && last >= available - offset))
+    return tm_fail(TM_EINDEX, "%s: elements up to %lld after offset %lld, but the storage holds %lld", name, (long long)last,
                    (long long)offset, (long long)available);
   return TM_OK;
 }
@@ -348,7 +349,7 @@ int tm_infer_as_strided(tm_call *c) {
 int tm_as_strided_vjp(tm_vjp *v) {
   const tm_inmeta *m = &v->xm[0];
   const tm_layout *base = v->layout;
-  if (m->ndim && extent(m->ndim, m->size, base->stride) + 1 != tm_numel_of(m->ndim, m->size) && tm_numel_of(m->ndim, m->size))
+  if (m->ndim && extent(m->ndim, m->size, base->stride) != tm_numel_of(m->ndim, m->size) - 1 && tm_numel_of(m->ndim, m->size))
     return tm_fail(TM_ENOTIMPL, "as_strided: the gradient needs an input whose elements lie densely; clone it first");
   tm_tensor *in[2] = {v_zeros(v, m), v->dy[0]};
   double a[5] = {m->ndim, v->a[0], v->a[1], v->a[2] - (double)base->offset, !disjoint((int)v->a[0], v->list[0], v->list[1])};
@@ -368,10 +369,14 @@ static int spec_strided(tm_call *c, int k) {
   spec_like(o, c->in[0]);
   c->nout = 1;
   if ((int)c->a[k] != o->ndim) return tm_fail(TM_EVALUE, "%s: %d strides for %s", c->op->name, (int)c->a[k], tm_say(c->in[0]));
-  if (extent(o->ndim, o->size, c->list[k]) >= TM_MAX(c->in[0]->c.numel, 1))
+  for (int i = 0; i < o->ndim; i++) {
+    if (c->list[k][i] < 0)
+      return tm_fail(TM_EVALUE, "%s: stride %lld at dim %d, expected none negative", c->op->name, (long long)c->list[k][i], i + 1);
+    o->stride[i] = c->list[k][i];
+  }
+  if (extent(o->ndim, o->size, o->stride) >= TM_MAX(c->in[0]->c.numel, 1))
     return tm_fail(TM_EVALUE, "%s: the strides do not lie densely in %s", c->op->name, tm_say(c->in[0]));
   o->strided = 1;
-  memcpy(o->stride, c->list[k], (size_t)o->ndim * sizeof(int64_t));
   return TM_OK;
 }
 
@@ -387,8 +392,9 @@ int tm_infer_fill_strided(tm_call *c) {
   if (base->c.dtype != part->c.dtype) return tm_fail(TM_ETYPE, "fill_strided: base is %s, part is %s", tm_say(base), tm_say(part));
   if (base->c.device != part->c.device)
     return tm_fail(TM_ERUNTIME, "fill_strided: base is %s, part is %s; expected one device", tm_say(base), tm_say(part));
-  if (part->c.ndim != (int)c->a[1] || memcmp(part->c.size, c->list[1], (size_t)part->c.ndim * sizeof(int64_t)))
-    return tm_fail(TM_ERUNTIME, "fill_strided: part is %s and does not have the shape of the window", tm_say(part));
+  bool fits = part->c.ndim == (int)c->a[1];
+  for (int i = 0; fits && i < part->c.ndim; i++) fits = part->c.size[i] == c->list[1][i];
+  if (!fits) return tm_fail(TM_ERUNTIME, "fill_strided: part is %s and does not have the shape of the window", tm_say(part));
   if (spec_strided(c, 0) != TM_OK) return tm_last_code();
   return check_window(c, 1, 2, (int64_t)c->a[3], base->c.numel);
 }
@@ -423,8 +429,7 @@ int tm_fill_strided_cpu(tm_call *c) {
   window->c.ndim = (int8_t)c->a[1];
   window->c.numel = part->c.numel;
   window->c.offset = (int64_t)c->a[3];
-  memcpy(window->c.size, c->list[1], (size_t)window->c.ndim * sizeof(int64_t));
-  memcpy(window->c.stride, c->list[2], (size_t)window->c.ndim * sizeof(int64_t));
+  for (int i = 0; i < window->c.ndim; i++) window->c.size[i] = c->list[1][i], window->c.stride[i] = c->list[2][i];
   code = c->a[4] != 0 ? add_window(window, part) : tm_tensor_copy_data(window, part);
   tm_tensor_release(window);
   return code;

@@ -192,6 +192,23 @@ describe("backward", function()
 end)
 
 describe("autograd.grad", function()
+  it("finds the way through a view whose base was changed after another input", function()
+    local Sum = Function:extend "SumOfTwo"
+    function Sum.forward(_, a, b) return a + b end
+    function Sum.backward(_, dy) return dy, dy end
+    local function cases(u)
+      return { function(v) return u * v end, function(v) return tm.cat { u, v } end, function(v) return Sum.apply(u, v) end,
+        function(v) return (u * 1):mul_(v) end, function(v) return (u * 1):view(3):mul_(v) end }
+    end
+    for i, f in ipairs(cases(leaf { 1, 1, 1 })) do
+      local w = leaf { { 1, 1, 1 }, { 1, 1, 1 } }
+      local base = w * 1
+      local v = base[1]
+      base:mul_(3)
+      assert.near_tensor({ { 3, 3, 3 }, { 0, 0, 0 } }, grad(f(v):sum(), w), 0, "case " .. i)
+    end
+  end)
+
   it("returns gradients and leaves .grad alone", function()
     local a, b = leaf { 1, 2 }, leaf { 3, 4 }
     local y = a * b
@@ -336,6 +353,15 @@ describe("grad modes of coroutines", function()
 end)
 
 describe("detach", function()
+  it("in place drops a history that came through a view", function()
+    local w, base = leaf { 1, 2 }, ones { 2, 2 }
+    local v = base[1]
+    v:mul_(w)
+    base:detach_()
+    assert.is_false(base.requires_grad)
+    assert.near_tensor({ 1, 1 }, grad(v:sum(), w), 0)
+  end)
+
   it("shares elements and version, without history", function()
     local w = leaf { 1, 2 }
     local y = w * 2
@@ -560,6 +586,16 @@ describe("a change in place", function()
 end)
 
 describe("tensor hooks", function()
+  it("may replace the gradient of a leaf that set_data has reshaped, also while an old graph is alive", function()
+    local w = leaf { 1, 1, 1 }
+    local old = w * 2
+    w.data = ones(5)
+    w:register_hook(function(g) return g * 2 end)
+    ;(w * 3):sum():backward()
+    assert.near_tensor({ 6, 6, 6, 6, 6 }, w.grad, 0)
+    raises(function() old:sum():backward() end, "RuntimeError", "its leaf is now")
+  end)
+
   it("M148 run once per pass, with the sum over all paths, in order of registration, each on what the last returned", function()
     local x, log = leaf(2), {}
     x:register_hook(function(g) log[#log + 1] = "a" .. g:item() return g * 2 end)
@@ -825,6 +861,24 @@ describe("tensor hooks", function()
 end)
 
 describe("autograd.Function", function()
+  it("has results that can be changed in place once set_data has given them memory of their own", function()
+    local Alias = Function:extend "Alias"
+    function Alias.forward(_, x) return x:view(2) end
+    function Alias.backward(_, dy) return dy end
+    local x = leaf { 1, 2 }
+    local y = Alias.apply(x)
+    raises(function() y:add_(1) end, "RuntimeError", "add_")
+    y.data = ones(2)
+    y:add_(1)
+    y:sum():backward()
+    assert.near_tensor({ 1, 1 }, x.grad, 0)
+  end)
+
+  it("has a name", function()
+    raises(function() Function:extend() end, "TypeError", "expected a name, got nil")
+    raises(function() Function:extend {} end, "TypeError", "expected a name, got table")
+  end)
+
   local Cube = Function:extend "Cube"
   function Cube.forward(ctx, x)
     ctx:save_for_backward(x)

@@ -334,3 +334,13 @@ describe("files that cannot be read or written", function()
     points(line(), "RuntimeError", "/nowhere/x", function() tm.save({ a = tm.ones(1) }, "/nowhere/x") end)
   end)
 end)
+
+describe("a device number that means none", function()
+  it("is refused where a tensor is made", function()
+    local B = require "tmod.ffi"
+    for _, device in ipairs { -1, 77777 } do
+      assert.is_true(B.C.tm_tensor_new(0, nil, B.C.TM_F32, device) == nil)
+      assert.equal("tensor: no device " .. device, B.ffi.string(B.C.tm_last_error()))
+    end
+  end)
+end)

@@ -2,7 +2,8 @@
 
 require "spec.helper"
 local tm = require "tmod"
-local C = require "tmod.ffi".C
+local B = require "tmod.ffi"
+local C, ffi = B.C, B.ffi
 local Function = tm.autograd.Function
 
 ---Runs fn once for each allocation that it makes, with that one failing. fn's own state is made anew by setup.
@@ -128,5 +129,65 @@ describe("when memory runs out", function()
       g:set_state(g:get_state())
       return s
     end)
+  end)
+
+  it("a custom function after one that saved more fails cleanly", function()
+    local Many = Function:extend "SavesMany"
+    function Many.forward(ctx, x)
+      ctx:save_for_backward(x, x, x, x, x, x, x, x, x, x, x, x)
+      return x * 2
+    end
+    function Many.backward(_, dy) return dy * 2 end
+    local Few = Function:extend "SavesFew"
+    function Few.forward(ctx, a, b)
+      ctx:save_for_backward(a, b)
+      return a * b
+    end
+    function Few.backward(ctx, dy)
+      local a, b = ctx:saved()
+      return dy * b, dy * a
+    end
+    fail_each(function()
+      return Many.apply(Few.apply(leaf { 3 }, leaf { 3 })):sum()
+    end, function(y) y:backward() end)
+  end)
+
+  it("an operator on a view whose base has changed is recorded with the new history or not done", function()
+    for at = 1, 30 do
+      local w, base = leaf { 2, 2 }, tm.ones(2, 2)
+      local v = base[1]
+      base:mul_(w)
+      C.tm_memory_fail_at(at)
+      local ok, y = pcall(function() return v * 3 end)
+      C.tm_memory_fail_at(0)
+      if ok then assert.near_tensor({ { 3, 3 }, { 0, 0 } }, tm.autograd.grad(y:sum(), w), 0) end
+    end
+  end)
+
+  it("a fake tensor that was not made counts no bytes", function()
+    local device, bytes = nil, ffi.new "double[2]"
+    tm.fake_mode(function() device = C.tm_device_find "cuda:5" end)
+    for at = 1, 2 do
+      C.tm_memory_fail_at(at)
+      assert.is_true(C.tm_tensor_new(1, ffi.new("int64_t[1]", 1000), C.TM_F32, device) == nil)
+      C.tm_memory_fail_at(0)
+      assert.equal(0, C.tm_fake_memory(device, bytes))
+      assert.equal(0, bytes[0])
+    end
+  end)
+end)
+
+describe("a handle", function()
+  it("of a released tensor stays an error, however often its slot is used again", function()
+    local h, size = B.handles, ffi.new("int64_t[1]", 1)
+    local function put() return C.tm_handles_put(h, C.tm_tensor_new(1, size, C.TM_F32, 0)) end
+    local first = put()
+    C.tm_handles_release(h, first)
+    for _ = 1, 2 ^ 20 + 1 do
+      local x = put()
+      if x == first then error "the number came again" end
+      C.tm_handles_release(h, x)
+    end
+    assert.is_true(C.tm_handles_at(h, first) == nil)
   end)
 end)

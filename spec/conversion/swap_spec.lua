@@ -26,6 +26,19 @@ local function with_slots(t, ...)
 end
 
 describe("tm.swap_tensors", function()
+  it("C86: of two results of one node exchanges where their gradients are retained", function()
+    local Two = tm.autograd.Function:extend "TwoResults"
+    function Two.forward(_, x) return x * 2, x * 3 end
+    function Two.backward(_, a, b) return a * 2 + b * 3 end
+    local a, b = Two.apply(param(2))
+    a:retain_grad()
+    b:retain_grad()
+    tm.swap_tensors(a, b)
+    ;(a * 10 + b * 100):sum():backward()
+    assert.near_tensor({ 10, 10 }, a.grad, 0)
+    assert.near_tensor({ 100, 100 }, b.grad, 0)
+  end)
+
   it("C86 T108: exchanges everything, of tensors that differ in everything; handles stay", function()
     local a, b = tm.ones(2, 3, { requires_grad = true }), tm.ones({ 5 }, { dtype = "int64", device = "meta" })
     a.grad, a.name, b.other = tm.zeros(2, 3), "a", 7
