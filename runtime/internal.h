@@ -303,7 +303,7 @@ struct tm_generator { uint64_t seed, offset; };
 /* Four 32-bit numbers of block `i` after the generator's offset. */
 void tm_philox(uint64_t seed, uint64_t block, uint32_t out[4]);
 
-/* -- gradients (autograd.c) --------------------------------------------------------------------------------- */
+/* -- gradients (autograd.c, engine.c) --------------------------------------------------------------------------------- */
 
 typedef struct tm_edge { tm_node *node; int32_t out_nr; } tm_edge; /* node NULL: no gradient wanted */
 
