@@ -71,11 +71,13 @@ end
 ---For bounds that few normal numbers meet: uniform numbers, accepted with a chance that follows the bell.
 local function accept(t, mean, std, a, b)
   local peak = ((math.max(a, math.min(mean, b)) - mean) / std) ^ 2
+  local reach = math.sqrt(peak + 80) * std -- beyond it the chance is nil, and wide bounds would be met by nothing else
+  a, b = math.max(a, mean - reach), math.min(b, mean + reach)
   local pending = Tensor.ones(t:size(), { dtype = "bool", device = t.device })
   repeat
     local drawn = ops.uniform_(Tensor.empty_like(t), a, b)
     ops.copy_(t, ops.where(pending, drawn, t))
-    local z = (drawn - mean) / std
+    local z = (drawn:double() - mean) / std -- float16 would make far means infinite
     local chance = ops.exp((z * z - peak) * -0.5)
     pending = ops.logical_and(pending, ops.ge(ops.uniform_(Tensor.empty_like(t)), chance))
   until not ops.any(pending):item()
@@ -90,6 +92,9 @@ end
 function init.trunc_normal_(t, mean, std, a, b, generator)
   check("trunc_normal_", t)
   mean, std, a, b = mean or 0, std or 1, a or -2, b or 2
+  if not (math.abs(mean) < math.huge and std >= 0 and std < math.huge) then
+    B.fail("ValueError", "trunc_normal_: mean is %g, std is %g", mean, std)
+  end
   if not (a <= b) then B.fail("ValueError", "trunc_normal_: a is %g, expected at most b, %g", a, b) end
   if mean < a - 2 * std or mean > b + 2 * std then
     warn("trunc_normal_: mean is more than 2 std from [a, b]; the distribution may be far from what was meant")
