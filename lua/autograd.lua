@@ -47,9 +47,15 @@ end
 local function inference() return INFERENCE * C.tm_inference_mode() end
 
 ---Runs fn(...) without recording; returns its results.
-function autograd.no_grad(fn, ...) return in_modes(inference(), fn, ...) end
+function autograd.no_grad(fn, ...)
+  B.need_function("no_grad", fn)
+  return in_modes(inference(), fn, ...)
+end
 ---Runs fn(...) with recording on, inside no_grad too.
-function autograd.enable_grad(fn, ...) return in_modes(RECORDING + inference(), fn, ...) end
+function autograd.enable_grad(fn, ...)
+  B.need_function("enable_grad", fn)
+  return in_modes(RECORDING + inference(), fn, ...)
+end
 ---Switches recording for this thread; returns what it was.
 function autograd.set_grad_enabled(on)
   if type(on) ~= "boolean" then B.fail("TypeError", "set_grad_enabled: expected a boolean, got %s", B.type_name(on)) end
@@ -58,7 +64,10 @@ end
 function autograd.is_grad_enabled() return C.tm_grad_mode() ~= 0 end
 
 ---Runs fn(...) without recording, and makes tensors that no later graph may save: for pure evaluation.
-function autograd.inference_mode(fn, ...) return in_modes(INFERENCE, fn, ...) end
+function autograd.inference_mode(fn, ...)
+  B.need_function("inference_mode", fn)
+  return in_modes(INFERENCE, fn, ...)
+end
 
 local function finish_anomaly(old, ok, ...)
   C.tm_anomaly_mode_set(old)
@@ -69,6 +78,7 @@ end
 ---Errors of a backward pass then name the line of the forward call, and a NaN in a gradient is an error.
 function autograd.set_detect_anomaly(on) C.tm_anomaly_mode_set(on and 1 or 0) end
 function autograd.detect_anomaly(fn, ...)
+  B.need_function("detect_anomaly", fn)
   local old = C.tm_anomaly_mode()
   C.tm_anomaly_mode_set(1)
   return finish_anomaly(old, pcall(fn, ...))

@@ -164,6 +164,21 @@ function B.type_name(v)
   return type(m) == "table" and type(m.__name) == "string" and m.__name or "table"
 end
 
+---Raises unless v is a tensor: "view_as: other must be a tensor, got number".
+function B.need_tensor(what, name, v)
+  if type(v) ~= "table" or getmetatable(v) ~= mt then
+    errors.fail("TypeError", "%s: %s must be a tensor, got %s", what, name, B.type_name(v))
+  end
+end
+
+---Raises unless v can be called.
+function B.need_function(what, v)
+  local m = type(v) == "table" and getmetatable(v)
+  if type(v) ~= "function" and not (type(m) == "table" and m.__call) then
+    errors.fail("TypeError", "%s: expected a function, got %s", what, B.type_name(v))
+  end
+end
+
 function B.is_tensor(v) return type(v) == "table" and getmetatable(v) == mt end
 
 ---The tm_tensor* of a Lua tensor, borrowed.

@@ -395,8 +395,12 @@ local LAYER_NORM = { weight = true, bias = true, eps = true }
 ---@param shape integer | integer[]
 ---@param opts? {weight?: Tensor, bias?: Tensor, eps?: number} eps: default 1e-5
 function F.layer_norm(x, shape, opts)
+  B.need_tensor("layer_norm", "x", x)
   opts = options(opts, "layer_norm", LAYER_NORM)
   if type(shape) == "number" then shape = { shape } end
+  if type(shape) ~= "table" or is_tensor(shape) then
+    B.fail("TypeError", "layer_norm: shape must be a size or a list of sizes, got %s", B.type_name(shape))
+  end
   local n, sizes = #shape, x:size()
   for i = 1, n do
     if n > #sizes or sizes[#sizes - n + i] ~= shape[i] then
@@ -510,6 +514,7 @@ end
 
 ---One row per class, 1 at the class (counted from 1), else 0; int64.
 function F.one_hot(target, classes)
+  B.need_tensor("one_hot", "target", target)
   classes = classes or target:max():item()
   local sizes = target:size()
   sizes[#sizes + 1] = classes

@@ -182,7 +182,12 @@ function tm.memory_stats(device)
 end
 function tm.reset_peak_memory(device) C.tm_memory_peak_reset(B.device(device or "cpu")) end
 ---Bytes that tensors may use at most; 0 or nil: as many as there are.
-function tm.set_memory_limit(bytes, device) C.tm_memory_limit(B.device(device or "cpu"), bytes or 0) end
+function tm.set_memory_limit(bytes, device)
+  if bytes ~= nil and type(bytes) ~= "number" then
+    B.fail("TypeError", "set_memory_limit: expected a number of bytes, got %s", B.type_name(bytes))
+  end
+  C.tm_memory_limit(B.device(device or "cpu"), bytes or 0)
+end
 ---Gives cached blocks back to the system.
 function tm.empty_cache() C.tm_empty_cache() end
 ---Collects what Lua dropped, and frees its memory, now.
@@ -241,6 +246,7 @@ end
 ---Runs fn(...) and then frees at once every tensor that it made, but for those it returns (in a table, too), tensors
 ---passed to tm.keep, and gradients, which belong to their leaves. For loops that want no garbage at all.
 function tm.scope(fn, ...)
+  B.need_function("scope", fn)
   B.check(C.tm_handles_scope(B.handles, scope_depth + 1))
   scope_depth = scope_depth + 1
   return finish_scope(pcall(fn, ...))

@@ -325,8 +325,14 @@ for name, dtype in pairs { float = "float32", double = "float64", half = "float1
 end
 
 function Tensor:cpu() return self:to "cpu" end
-function Tensor:cuda(index) return self:to(index and "cuda:" .. index or "cuda") end
-function Tensor:type_as(other) return self:to(other.dtype) end
+function Tensor:cuda(index)
+  if index ~= nil and type(index) ~= "number" then B.fail("TypeError", "cuda: index must be a number, got %s", B.type_name(index)) end
+  return self:to(index and "cuda:" .. index or "cuda")
+end
+function Tensor:type_as(other)
+  B.need_tensor("type_as", "other", other)
+  return self:to(other.dtype)
+end
 
 ---The tensor itself if its elements lie in row-major order without gaps, else a copy that does.
 function Tensor:contiguous()
@@ -343,9 +349,12 @@ function Tensor:t()
   return ops.transpose(self, 1, n == 2 and 2 or 1)
 end
 
-function Tensor:view_as(other) return ops.view(self, other:size()) end
-function Tensor:reshape_as(other) return ops.reshape(self, other:size()) end
-function Tensor:expand_as(other) return ops.expand(self, other:size()) end
+for _, name in ipairs { "view", "reshape", "expand" } do
+  Tensor[name .. "_as"] = function(self, other)
+    B.need_tensor(name .. "_as", "other", other)
+    return ops[name](self, other:size())
+  end
+end
 
 ---A dim that may count from the end as one from 1; `name`: what its error calls it.
 local function positive_dim(t, dim, what, name)
@@ -474,7 +483,7 @@ end
 
 ---Same shape and all elements equal.
 function Tensor:equal(other)
-  if not is_tensor(other) then B.fail("TypeError", "equal: expected a tensor, got %s", B.type_name(other)) end
+  B.need_tensor("equal", "other", other)
   local a, b = self:size(), other:size()
   if #a ~= #b then return false end
   for i = 1, #a do if a[i] ~= b[i] then return false end end
@@ -484,7 +493,7 @@ end
 ---All |a - b| <= atol + rtol * |b|; equal infinities agree, NaN agrees with NaN only if asked.
 ---@param opts? {rtol?: number, atol?: number, equal_nan?: boolean}
 function Tensor:allclose(other, opts)
-  if not is_tensor(other) then B.fail("TypeError", "allclose: expected a tensor, got %s", B.type_name(other)) end
+  B.need_tensor("allclose", "other", other)
   opts = opts or {}
   local a, b = self:double(), other:double()
   local near = ops.le(ops.abs(a - b), ops.abs(b) * (opts.rtol or 1e-5) + (opts.atol or 1e-8))
@@ -619,12 +628,14 @@ end
 
 for _, name in ipairs { "empty", "zeros", "ones", "rand", "randn" } do
   Tensor[name .. "_like"] = function(t, opts)
+    B.need_tensor(name .. "_like", "t", t)
     opts = opts or {}
     return Tensor[name](t:size(), { dtype = opts.dtype or t.dtype, device = opts.device or t.device,
       requires_grad = opts.requires_grad, generator = opts.generator })
   end
 end
 function Tensor.full_like(t, value, opts)
+  B.need_tensor("full_like", "t", t)
   opts = opts or {}
   return Tensor.full(t:size(), value, { dtype = opts.dtype or t.dtype, device = opts.device or t.device,
     requires_grad = opts.requires_grad })

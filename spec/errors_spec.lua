@@ -344,3 +344,38 @@ describe("a device number that means none", function()
     end
   end)
 end)
+
+describe("functions that are no operators", function()
+  ---Calls f with each of these in turn: it may work or raise an error object, but no error of Lua's own.
+  local function answers(name, f, ...)
+    for _, v in ipairs { 1.5, "a", {}, true, tm.ones(2) } do
+      local arguments = { ... }
+      arguments[#arguments + 1] = v
+      local ok, e = pcall(f, unpack(arguments))
+      assert.is_true(ok or type(e) == "table", ("%s(%s): %s"):format(name, tostring(v), tostring(e)))
+    end
+    local ok, e = pcall(f, ...)
+    assert.is_true(ok or type(e) == "table", ("%s(nil): %s"):format(name, tostring(e)))
+  end
+
+  it("answer values of a wrong type with error objects", function()
+    local x = tm.ones(2, 3)
+    for _, name in ipairs { "view_as", "reshape_as", "expand_as", "type_as", "equal", "allclose", "where", "mm", "bmm", "masked_select",
+      "split", "chunk", "unbind", "flatten", "max", "min", "var", "to", "new_zeros", "register_hook", "backward", "cuda", "item" } do
+      answers("tensor:" .. name, x[name], x)
+    end
+    for _, name in ipairs { "tensor", "zeros", "full", "rand", "randint", "randperm", "arange", "linspace", "eye", "empty_like",
+      "full_like", "cat", "stack", "where", "from_blob", "no_grad", "enable_grad", "inference_mode", "Generator", "set_num_threads",
+      "scope", "save", "swap_tensors", "id", "memory_stats", "keep", "set_default_dtype", "set_default_device", "quantize" } do
+      answers("tm." .. name, tm[name])
+    end
+    for _, name in ipairs { "Linear", "Dropout", "Sequential", "Embedding", "LayerNorm", "BatchNorm1d", "CrossEntropyLoss", "MSELoss",
+      "ModuleList", "ModuleDict", "ParameterList", "ParameterDict", "Parameter", "Buffer", "Softmax" } do
+      answers("nn." .. name, tm.nn[name])
+    end
+    for _, name in ipairs { "relu", "dropout", "cross_entropy", "nll_loss", "mse_loss", "linear", "softmax", "one_hot", "layer_norm" } do
+      answers("F." .. name, tm.nn.functional[name])
+      answers("F." .. name, tm.nn.functional[name], x)
+    end
+  end)
+end)
