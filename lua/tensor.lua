@@ -508,6 +508,7 @@ local default_device, default_dtype = "cpu", "float32"
 
 ---Device of new tensors for which none is given.
 function Tensor.set_default_device(name)
+  if name == nil then B.fail("TypeError", "set_default_device: expected a device such as \"cpu\", got nil") end
   B.device(name)
   default_device = name
 end

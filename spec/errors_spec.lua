@@ -369,6 +369,8 @@ describe("functions that are no operators", function()
       "scope", "save", "swap_tensors", "id", "memory_stats", "keep", "set_default_dtype", "set_default_device", "quantize" } do
       answers("tm." .. name, tm[name])
     end
+    assert.equal("cpu", tm.get_default_device())
+    assert.equal("float32", tm.get_default_dtype())
     for _, name in ipairs { "Linear", "Dropout", "Sequential", "Embedding", "LayerNorm", "BatchNorm1d", "CrossEntropyLoss", "MSELoss",
       "ModuleList", "ModuleDict", "ParameterList", "ParameterDict", "Parameter", "Buffer", "Softmax" } do
       answers("nn." .. name, tm.nn[name])
