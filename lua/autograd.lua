@@ -107,9 +107,7 @@ function autograd.rehome_hooks(t)
 end
 
 local function add_hook(t, fn, kind, what)
-  if type(fn) ~= "function" and not (type(fn) == "table" and getmetatable(fn) and getmetatable(fn).__call) then
-    B.fail("TypeError", "%s: expected a function, got %s", what, B.type_name(fn))
-  end
+  B.need_function(what, fn)
   local id = tonumber(C.tm_hook_add(ptr(t), kind))
   if id == 0 then B.raise() end
   if t.is_leaf then
@@ -302,14 +300,6 @@ end
 
 local OPTIONS = { retain_graph = true, create_graph = true, inputs = true }
 
-local function check_options(opts, known, what)
-  if type(opts) ~= "table" or is_tensor(opts) then B.fail("TypeError", "%s: expected a table of options, got %s", what,
-    B.type_name(opts)) end
-  for k in pairs(opts) do
-    if not known[k] then B.fail("TypeError", "%s: unknown option %s", what, tostring(k)) end
-  end
-end
-
 local root1, grad1 = ffi.new "tm_tensor *[1]", ffi.new "tm_tensor *[1]"
 
 ---Adds to the .grad of every leaf the gradient of this tensor with respect to it.
@@ -325,7 +315,7 @@ function Tensor:backward(gradient, opts)
   if opts == nil then
     engine = C.tm_engine_new(1, root1, grad1, 0, nil, 0, 0, 1)
   else
-    check_options(opts, OPTIONS, "backward")
+    B.options(opts, "backward", OPTIONS)
     local inputs = list_of(opts.inputs, "backward: inputs")
     if opts.inputs and #inputs == 0 then B.fail("RuntimeError", "backward: inputs is empty") end
     local create = opts.create_graph and 1 or 0
@@ -342,7 +332,7 @@ end
 ---@param gradients? (Tensor|false)[] false or nil where a root has one element
 function autograd.backward(roots, gradients, opts)
   roots, gradients, opts = list_of(roots, "backward"), list_of(gradients, "backward: gradients"), opts or {}
-  check_options(opts, OPTIONS, "backward")
+  B.options(opts, "backward", OPTIONS)
   local inputs = list_of(opts.inputs, "backward: inputs")
   local create = opts.create_graph and 1 or 0
   local retain = opts.retain_graph == nil and create or opts.retain_graph and 1 or 0
@@ -362,7 +352,7 @@ local GRAD = { grad_outputs = true, retain_graph = true, create_graph = true, al
 ---@param opts? {grad_outputs?: Tensor|Tensor[], retain_graph?: boolean, create_graph?: boolean, allow_unused?: boolean}
 function autograd.grad(outputs, inputs, opts)
   opts = opts or {}
-  check_options(opts, GRAD, "grad")
+  B.options(opts, "grad", GRAD)
   local single = is_tensor(inputs)
   outputs, inputs = list_of(outputs, "grad: outputs"), list_of(inputs, "grad: inputs")
   local n = #inputs

@@ -28,17 +28,12 @@ end
 
 local MODE = { device = true }
 
-local function callable(f)
-  local mt = type(f) == "table" and getmetatable(f)
-  return type(f) == "function" or type(mt) == "table" and mt.__call ~= nil
-end
-
 ---Runs fn(...) in fake mode: fake_mode(fn, ...) or fake_mode({device = "cuda"}, fn, ...) with another device for new
 ---tensors. Fakes may be used and converted afterwards, too; there, devices that the machine lacks have no name.
 function fake.mode(opts, fn, ...)
-  if callable(opts) then return fake.mode({}, opts, fn, ...) end
+  if B.is_callable(opts) then return fake.mode({}, opts, fn, ...) end
   opts = require "tmod.functional".options(opts, "fake_mode", MODE)
-  if not callable(fn) then B.fail("TypeError", "fake_mode: expected a function, got %s", B.type_name(fn)) end
+  if not B.is_callable(fn) then B.fail("TypeError", "fake_mode: expected a function, got %s", B.type_name(fn)) end
   local was, device = B.set_fake_mode(true), nil
   if opts.device ~= nil then
     device = Tensor.get_default_device()

@@ -171,12 +171,39 @@ function B.need_tensor(what, name, v)
   end
 end
 
+function B.is_callable(v)
+  local m = type(v) == "table" and getmetatable(v)
+  return type(v) == "function" or type(m) == "table" and m.__call ~= nil
+end
+
 ---Raises unless v can be called.
 function B.need_function(what, v)
-  local m = type(v) == "table" and getmetatable(v)
-  if type(v) ~= "function" and not (type(m) == "table" and m.__call) then
-    errors.fail("TypeError", "%s: expected a function, got %s", what, B.type_name(v))
+  if not B.is_callable(v) then errors.fail("TypeError", "%s: expected a function, got %s", what, B.type_name(v)) end
+end
+
+---Raises unless n is the size of a dim.
+function B.need_size(what, name, n)
+  if type(n) ~= "number" or n < 0 or n ~= math.floor(n) then
+    errors.fail(type(n) == "number" and "ValueError" or "TypeError", "%s: %s must be a whole number from 0 on, got %s", what, name,
+      type(n) == "number" and tostring(n) or B.type_name(n))
   end
+end
+
+---Options a caller may give, checked against the known ones; an empty table for nil.
+function B.options(opts, what, known)
+  if opts == nil then return {} end
+  if type(opts) ~= "table" or B.is_tensor(opts) then
+    errors.fail("TypeError", "%s: expected a table of options, got %s", what, B.type_name(opts))
+  end
+  for k in pairs(opts) do
+    if not known[k] then
+      local names = {}
+      for name in pairs(known) do names[#names + 1] = name end
+      table.sort(names)
+      errors.fail("TypeError", "%s: unknown option %s; known: %s", what, tostring(k), table.concat(names, ", "))
+    end
+  end
+  return opts
 end
 
 function B.is_tensor(v) return type(v) == "table" and getmetatable(v) == mt end

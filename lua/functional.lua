@@ -9,21 +9,7 @@ local is_tensor = B.is_tensor
 
 local F = {}
 
----Options a caller may give, checked against the known ones.
-local function options(opts, what, known)
-  if opts == nil then return {} end
-  if type(opts) ~= "table" or is_tensor(opts) then B.fail("TypeError", "%s: expected a table of options, got %s", what,
-    B.type_name(opts)) end
-  for k in pairs(opts) do
-    if not known[k] then
-      local names = {}
-      for name in pairs(known) do names[#names + 1] = name end
-      table.sort(names)
-      B.fail("TypeError", "%s: unknown option %s; known: %s", what, tostring(k), table.concat(names, ", "))
-    end
-  end
-  return opts
-end
+local options = B.options
 F.options = options
 
 function F.linear(x, weight, bias) return ops.linear(x, weight, bias) end

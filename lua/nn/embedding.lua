@@ -15,13 +15,6 @@ local Embedding = Module:extend "nn.Embedding"
 
 local OPTIONS = { padding_idx = true, max_norm = true, norm_type = true, scale_grad_by_freq = true, dtype = true, device = true }
 
-local function check(name, n)
-  if type(n) ~= "number" or n < 0 or n ~= math.floor(n) then
-    B.fail(type(n) == "number" and "ValueError" or "TypeError", "nn.Embedding: %s must be a whole number from 0 on, got %s", name,
-      type(n) == "number" and tostring(n) or B.type_name(n))
-  end
-end
-
 ---@param num_embeddings integer
 ---@param embedding_dim integer
 ---@alias EmbeddingOptions {padding_idx?: integer, max_norm?: number, norm_type?: number, scale_grad_by_freq?: boolean}
@@ -30,8 +23,8 @@ end
 ---in place; scale_grad_by_freq: the gradient of a row is divided by how often its id is in the input
 function Embedding:init(num_embeddings, embedding_dim, opts)
   opts = F.options(opts, "nn.Embedding", OPTIONS)
-  check("num_embeddings", num_embeddings)
-  check("embedding_dim", embedding_dim)
+  B.need_size("nn.Embedding", "num_embeddings", num_embeddings)
+  B.need_size("nn.Embedding", "embedding_dim", embedding_dim)
   local n, padding = num_embeddings, opts.padding_idx
   if padding ~= nil then
     if type(padding) ~= "number" or padding == 0 or padding > n or padding < -n or padding ~= math.floor(padding) then

@@ -47,13 +47,8 @@ local removers = setmetatable({}, { __index = function(t, kind)
   return remove
 end })
 
-local function is_callable(fn)
-  local mt = type(fn) == "table" and getmetatable(fn)
-  return type(fn) == "function" or type(mt) == "table" and mt.__call ~= nil
-end
-
 local function add(owner, kind, what, fn, opts, known)
-  if not is_callable(fn) then fail("TypeError", "%s: expected a function, got %s", what, type_name(fn)) end
+  B.need_function(what, fn)
   opts = options(opts, what, known)
   local record = { id = Handle.next_id(), fn = fn, with_kwargs = opts.with_kwargs, always_call = opts.always_call }
   local list = {}

@@ -15,20 +15,13 @@ local Linear = Module:extend "nn.Linear"
 
 local OPTIONS = { bias = true, dtype = true, device = true }
 
-local function check_features(name, n)
-  if type(n) ~= "number" or n < 0 or n ~= math.floor(n) then
-    B.fail(type(n) == "number" and "ValueError" or "TypeError", "nn.Linear: %s must be a whole number from 0 on, got %s", name,
-      type(n) == "number" and tostring(n) or B.type_name(n))
-  end
-end
-
 ---@param nin integer
 ---@param nout integer
 ---@param opts? {bias?: boolean, dtype?: string, device?: string} bias: default true
 function Linear:init(nin, nout, opts)
   opts = F.options(opts, "nn.Linear", OPTIONS)
-  check_features("in_features", nin)
-  check_features("out_features", nout)
+  B.need_size("nn.Linear", "in_features", nin)
+  B.need_size("nn.Linear", "out_features", nout)
   self.in_features, self.out_features = nin, nout
   local like = { dtype = opts.dtype, device = opts.device }
   self.weight = Parameter(Tensor.empty(nout, nin, like))

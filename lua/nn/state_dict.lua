@@ -18,11 +18,6 @@ local methods, NONE = {}, {}
 
 -- hooks -----------------------------------------------------------------------------------------------------------------
 
-local function is_callable(fn)
-  local mt = type(fn) == "table" and getmetatable(fn)
-  return type(fn) == "function" or type(mt) == "table" and mt.__call ~= nil
-end
-
 ---Gives modules register_<name>(fn), which puts fn last in the list `name` of the module's hooks. A list is never
 ---changed but replaced, so that hooks may add and remove some while they run.
 local function hook_list(name)
@@ -35,7 +30,7 @@ local function hook_list(name)
     owner[name] = list
   end
   methods["register_" .. name] = function(self, fn)
-    if not is_callable(fn) then B.fail("TypeError", "register_%s: expected a function, got %s", name, B.type_name(fn)) end
+    B.need_function("register_" .. name, fn)
     local owner, record = rawget(self, STATE).hooks, { id = Handle.next_id(), fn = fn }
     replace(owner, record.id, record)
     return Handle.new(owner, record.id, replace)
